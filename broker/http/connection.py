@@ -10,10 +10,8 @@ progress, and do not limit the duration of a response. A client that does not re
 disconnected after `unread_s_max`, once the socket buffers are full. The same limit holds for the rest of a
 response after the connection is closed, because a transport closes only when everything is sent.
 
-Pipelined requests are parsed piece by piece, while fewer than `PIPELINED_MAX` wait for the responses before
-them; otherwise the data waits, and soon the connection is not read. The end of a client's data does not
-cancel its complete requests (`half_close`). Beyond the limit of connections, a new one replaces the one that
-has had no request for longest.
+Pipelined requests are answered in order; a client that sends more than `PIPELINED_MAX` ahead is disconnected.
+Connections beyond the limit are turned away. The end of a client's data is its departure.
 """
 
 from __future__ import annotations
@@ -21,34 +19,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http
+import re
 import resource
 import socket
 from dataclasses import dataclass
 from typing import Any, cast
 
+import httptools
 from starlette.types import Receive, Scope, Send
-from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from broker.http import fast_path
 from broker.http.close_delimited import close_delimited
 from broker.http.errors import error_response
-from broker.http.half_close import HalfClose
 from broker.http.ids import new_request_id
-from broker.http.parser import Parser, authority_of, head_without_offer, offers_upgrade
 from protocol.errors import Code, RequestError
 
 HEAD_BYTES_MAX = 64 * 1024
 HEADERS_MAX = 100
 HEAD_S_MAX = 10.0
 """Shorter than the limit for large bodies, so that connections with unfinished heads are closed soon."""
-PIPELINED_MAX = 16
-"""Number of pipelined requests that wait for earlier responses; with more, the data behind them waits."""
-PIECE_BYTES = 4096
-"""Number of bytes parsed at a time. The requests in one piece may exceed `PIPELINED_MAX`."""
-UNPARSED_BYTES_MAX = 64 * 1024
-"""Number of bytes behind the pipelined requests, beyond which the connection is not read. Below it, the
-departure of the client is noticed."""
+PIPELINED_MAX = 100
+"""Number of requests that wait for the responses to earlier ones on their connection."""
 UNSENT_BYTES_MAX = 16 * 1024
 """Number of bytes beyond the client's receive window that the kernel takes, and as many that the transport
 takes before it pauses. More would hide a client that does not read: on loopback, Linux takes 2.5 MB."""
@@ -65,32 +57,24 @@ DESCRIPTORS_SPARE = 128
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Limits of client connections.
-
-    `body_s_max`: seconds from the end of a request's head to its last byte. `unread_s_max`: seconds that a
-    client may pause reading when the socket buffers are full.
-    """
+    """Limits of client connections."""
 
     connections_max: int
     body_s_max: float
+    """Seconds from the end of a request's head to its last byte."""
     unread_s_max: float
+    """Seconds that a client may pause reading when the socket buffers are full."""
 
 
 class Connection(HttpToolsProtocol):
     """One client connection, with the `limits` of its subclass."""
 
     limits: ConnectionLimits
-    idle: dict[Connection, None]
-    """The connections without a complete head of a request, in the order in which they became idle."""
     is_draining = False
     """Whether the server is stopping; of the subclass, so of all connections of a server."""
-    parser: Parser
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.parser = Parser(self)
-        # As in uvicorn: data after the last request must not prevent its response.
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self._deadline: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
         self._refusal: RequestError | None = None
@@ -98,9 +82,6 @@ class Connection(HttpToolsProtocol):
         self._in_head = False
         self._head_bytes = 0
         self._fed_bytes = 0
-        self._unparsed = bytearray()
-        self._at_eof = False
-        self._half_close: HalfClose | None = None
         self._hung_up = False
         self._is_lost = False
         self._served: RequestResponseCycle | None = None
@@ -110,14 +91,12 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.flow = _Flow(transport, self._unparsed)
         transport.set_write_buffer_limits(high=UNSENT_BYTES_MAX)
         with contextlib.suppress(OSError):  # on macOS, if the client has left already
             connected = transport.get_extra_info("socket")
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES_MAX)
         beyond = len(self.connections) - self.limits.connections_max
-        if beyond <= 0 or self._replace_idle():
-            self.idle[self] = None
+        if beyond <= 0:
             self._expect()
             if self.is_draining:
                 self.shutdown()
@@ -127,28 +106,11 @@ class Connection(HttpToolsProtocol):
         else:
             transport.abort()
 
-    def _replace_idle(self) -> bool:
-        """Close the connection that has been idle for longest; return whether there was one.
-
-        One that has not sent all of its last response would not close at once, so it does not count.
-        """
-        for connection in self.idle:
-            if not connection.transport.get_write_buffer_size():
-                del self.idle[connection]
-                connection.transport.close()
-                return True
-        return False
-
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect_nothing()
-        self.idle.pop(self, None)
-        self._unparsed.clear()
-        if self._half_close is not None:
-            self._half_close.stop()
+        self._cancel_unread()
         self._is_lost = True
         super().connection_lost(exc)
-        self.resume_writing()
-        self._cancel_unread()
         if self._served is not None:
             self._served.disconnected = True
             self._served.message_event.set()
@@ -174,60 +136,39 @@ class Connection(HttpToolsProtocol):
     # --- the client's data ---
 
     def data_received(self, data: bytes) -> None:
+        """Parse data, as uvicorn does, but for offers of another protocol."""
         if self._hung_up:
             return
-        self._unparsed += data
-        self._parse()
-        if len(self._unparsed) > UNPARSED_BYTES_MAX:
-            self.flow.pause_reading()
-
-    def _parse(self) -> None:
-        """Parse what has arrived, until `PIPELINED_MAX` requests wait."""
-        while self._unparsed and len(self.pipeline) < PIPELINED_MAX:
-            if self._hung_up or self.transport.is_closing():
-                self._unparsed.clear()
-                return
-            piece = bytes(self._unparsed[:PIECE_BYTES])
-            del self._unparsed[:PIECE_BYTES]
-            self._parse_piece(piece)
-        if self._at_eof and not self._unparsed:
-            self._end_input()
-
-    def _parse_piece(self, piece: bytes) -> None:
+        self._unset_keepalive_if_required()
         self._expect()
         if self._in_head:
-            self._fed_bytes += len(piece)
-        super().data_received(piece)
+            self._fed_bytes += len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            # The parser has skipped the body, because it takes offers for accepted. A server may ignore them
+            # (RFC 9110, section 7.8): the request begins again without.
+            self.data_received(self._head_without_offer() + data[offer.args[0] :])
+        except httptools.HttpParserError:
+            self._refuse(
+                self._refusal or RequestError(Code.INVALID_REQUEST, "This is not a valid HTTP request.")
+            )
         # `on_header` is not called for a header that never ends.
         if self._in_head and self._fed_bytes > HEAD_BYTES_MAX:
             self._refuse(RequestError(Code.HEADERS_TOO_LARGE))
 
-    def eof_received(self) -> bool:  # type: ignore[override]
-        """Keep the connection open for the responses to complete requests. May be called repeatedly."""
-        if self._hung_up:
-            return False
-        if self._at_eof:
-            return True
-        self._at_eof = True
-        self._parse()
-        if self._served is not None and not self.transport.is_closing():
-            self._half_close = HalfClose(self.transport, self.loop)
-            self._half_close.start(self._served)
-        return True
+    def _offers_upgrade(self) -> bool:
+        """Return whether the client offers another protocol, as `curl --http2` and Java's client do."""
+        return bool(self.parser.should_upgrade()) and self.parser.get_method() != b"CONNECT"
 
-    def _end_input(self) -> None:
-        """Close the connection after the response to the last complete request. Idempotent."""
-        self._expect_nothing()
-        is_cut_off = self._in_request and not self._in_head
-        self._in_request = False
-        if is_cut_off and self.pipeline:
-            self.pipeline.popleft()
-        elif is_cut_off or self._served is None or self._served.response_complete:
-            self._close()
-            return
-        last = self.pipeline[0][0] if self.pipeline else self._served
-        assert last is not None
-        last.keep_alive = False
+    def _head_without_offer(self) -> bytes:
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+        lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
+
+    def eof_received(self) -> None:
+        self._close()
 
     # --- clients that do not read ---
 
@@ -242,13 +183,8 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if not self.transport.is_closing():
-            self._parse()
-            self.flow.resume_reading()
-            if not self._answering():
-                self.idle[self] = None
-                if self.is_draining:
-                    self.shutdown()
+        if self.is_draining and not self.transport.is_closing() and not self._answering():
+            self.shutdown()
         self._bound_close()
 
     def timeout_keep_alive_handler(self) -> None:
@@ -285,10 +221,6 @@ class Connection(HttpToolsProtocol):
             self._unread.cancel()
             self._unread = None
 
-    def send_400_response(self, msg: str) -> None:
-        """Reject a request that could not be parsed, or was rejected by a parser callback."""
-        self._refuse(self._refusal or RequestError(Code.INVALID_REQUEST, "This is not a valid HTTP request."))
-
     # --- parser callbacks ---
 
     def on_message_begin(self) -> None:
@@ -316,8 +248,9 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self._offers_upgrade():
             return
-        self.idle.pop(self, None)
         self._in_head = False
+        if len(self.pipeline) >= PIPELINED_MAX:
+            self._stop(RequestError(Code.INVALID_REQUEST))  # not sent: an earlier response is in progress
         self._expect_nothing()
         self._expect()
         if (authority := authority_of(self.url)) is not None:  # it replaces Host (RFC 9112, 3.2.2)
@@ -331,18 +264,6 @@ class Connection(HttpToolsProtocol):
         self._in_request = False
         self._expect_nothing()
         super().on_message_complete()
-
-    def _offers_upgrade(self) -> bool:
-        """Return whether this request will be parsed again without its upgrade offer (`curl --http2`)."""
-        return self.parser.should_upgrade() and offers_upgrade(self.headers)
-
-    def _unsupported_upgrade_warning(self) -> None:
-        """Parse the request again without its upgrade offer, which is ignored; called by uvicorn."""
-        rest, head = self.parser.rest, b""
-        if offers_upgrade(self.headers):
-            parser = self.parser
-            head = head_without_offer(parser.get_method(), self.url, parser.get_http_version(), self.headers)
-        self._unparsed[:0] = head + rest
 
     # --- deadlines ---
 
@@ -374,7 +295,7 @@ class Connection(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _stop(self, refusal: RequestError) -> None:
-        """Raise out of the parser, which calls `send_400_response`."""
+        """Raise out of the parser."""
         self._refusal = refusal
         raise refusal
 
@@ -401,27 +322,21 @@ class Connection(HttpToolsProtocol):
             self.cycle.disconnected = True
             self.cycle.waiting_for_100_continue = False
             self.cycle.message_event.set()
-        self._unparsed.clear()
         self.flow.resume_reading()
         self.transport.write_eof()
         self._deadline = self.loop.call_later(LINGER_S_MAX, self._close)
 
 
-class _Flow(FlowControl):
-    """Flow control that does not resume reading while too much is `unparsed`."""
-
-    def __init__(self, transport: asyncio.Transport, unparsed: bytearray) -> None:
-        super().__init__(transport)
-        self._unparsed = unparsed
-
-    def resume_reading(self) -> None:
-        if len(self._unparsed) <= UNPARSED_BYTES_MAX:
-            super().resume_reading()
-
-
 def connection_type(limits: ConnectionLimits) -> type[Connection]:
     """Return the protocol class that uvicorn instantiates for each connection."""
-    return cast(type[Connection], type("LimitedConnection", (Connection,), {"limits": limits, "idle": {}}))
+    return cast(type[Connection], type("LimitedConnection", (Connection,), {"limits": limits}))
+
+
+def authority_of(url: bytes) -> bytes | None:
+    """Return the authority of a request target in absolute form, as for a proxy; None for any other form."""
+    if url.startswith(b"/") or b"://" not in url:
+        return None
+    return re.split(rb"[/?#]", url.partition(b"://")[2], maxsplit=1)[0]
 
 
 def _raw(error: RequestError) -> bytes:

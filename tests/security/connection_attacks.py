@@ -6,7 +6,6 @@ import asyncio
 import json
 import resource
 import socket
-from contextlib import suppress
 
 from tests.security.attacker import CHAT, AttackRun, fault_of, get, post
 from tests.security.payloads import chat
@@ -18,13 +17,12 @@ DESCRIPTORS_SPARE = 256
 
 
 async def idle_connections(run: AttackRun) -> None:
-    """Open 2,000 connections that send nothing, and hold them."""
-    count = run.scaled(2000, least=20)
+    """Open 1,000 connections that send nothing, and hold them; the limit turns away what is beyond it."""
+    count = run.scaled(1000, least=20)
     _allow_descriptors(count + DESCRIPTORS_SPARE)
     opened = []
     for _ in range(count):
-        with suppress(OSError):  # the server may abort what is beyond its limit
-            opened.append(await run.send(b""))
+        opened.append(await run.send(b""))
     await asyncio.sleep(max(1.0, IDLE_S * run.scale))
     for exchange in opened:
         exchange.leave()
@@ -85,11 +83,11 @@ async def pipelined_requests(run: AttackRun) -> None:
 
 
 async def half_closed(run: AttackRun) -> None:
-    """Send requests, each followed by the end of the client's side of the connection."""
+    """Send requests, each followed by the end of the client's side of the connection, which ends it."""
     kinds = {
         "GET": get("/health"),
         "a chat": post(CHAT, chat("hi")),
-        "a stream": post(CHAT, chat("hi", stream=True)),
+        "a stream": post(CHAT, chat("Write without end.", stream=True) | {"max_tokens": 20_000}),
         "a refusal": post(CHAT, b"{}"),
         "a large body": post(CHAT, chat("hi", metadata={"x": "y" * 200_000})),
     }
@@ -97,12 +95,11 @@ async def half_closed(run: AttackRun) -> None:
         for name, data in kinds.items():
             exchange = await run.send(data)
             exchange.writer.write_eof()
-            answer = await exchange.answer()
+            received = await exchange.rest()
             exchange.leave()
-            expected = {400} if name == "a refusal" else {200}
-            fault = "no answer" if answer is None else fault_of(answer, expected)
-            if fault:
-                run.wrong.append(f"{name}, then a half-close: {fault}")
+            if received and not received.startswith((b"HTTP/1.1 200 ", b"HTTP/1.1 400 ")):
+                run.wrong.append(f"{name}, then a half-close: {received[:200]!r}")
+    await run.settle()
 
 
 async def old_clients(run: AttackRun) -> None:
