@@ -28,7 +28,8 @@ from typing import Any
 from bench.client import Answer, ask, client
 from bench.processes import free_port, running, socket_folder, wait_for, wait_until
 from bench.rivals import Server
-from bench.timing import percentile, print_table
+from bench.timing import print_table
+from deploy.load.samples import percentile
 
 METHODS = "affinity", "load"
 SHARED_WORDS, OPENING_WORDS, TURN_WORDS = 150, 150, 40
@@ -152,7 +153,7 @@ def half_missed(answers: Sequence[Answer]) -> int:
 
 
 def _row(side: Side) -> list[str]:
-    first = [1000 * answer.first_piece_s for answer in side.turns]
+    first = [1000 * answer.first_s for answer in side.turns]
     return [
         f"{side.replicas} workers, {side.method}",
         f"{cached_share([*side.openings, *side.turns]):.3f}",
@@ -174,7 +175,7 @@ def drown(sides: Sequence[Side], rounds: int, count: int) -> None:
 
 def report(sides: Sequence[Side], legend: str) -> None:
     head = ["", "cached, all", "cached, turns 2-", "under half", "first text, median", "p90"]
-    near, blind = (statistics.median(a.first_piece_s for a in side.turns) for side in sides)
+    near, blind = (statistics.median(a.first_s for a in side.turns) for side in sides)
     rows = [*map(_row, sides), ["affinity over load", "", "", "", f"{near / blind:.2f}", ""]]
     longest = max(answer.prompt_tokens for side in sides for answer in side.turns)
     legend += f" prompts of at most {longest} tokens."

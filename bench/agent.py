@@ -89,13 +89,13 @@ async def converse(server: Server, texts: Texts, plan: Plan) -> Trace:
         cold_s = {}
         for number in plan.cold:
             cold = await _say(http, server, estranged(prompts[number], texts(OTHER_WORDS)))
-            cold_s[number] = cold.first_piece_s
+            cold_s[number] = cold.first_s
     counted = range(plan.counts_from, plan.turns + 1)
     return Trace({number: _turn(answers[number - 1], answers[number]) for number in counted}, cold_s)
 
 
 def _turn(before: Answer, answer: Answer) -> Turn:
-    return Turn(answer.prompt_tokens, before.prompt_tokens, answer.cached_tokens, answer.first_piece_s)
+    return Turn(answer.prompt_tokens, before.prompt_tokens, answer.cached_tokens, answer.first_s)
 
 
 async def draft_batch(server: Server, texts: Texts) -> Crowd:
@@ -108,7 +108,7 @@ async def draft_batch(server: Server, texts: Texts) -> Crowd:
         answers = await asyncio.gather(*(ask(http, server, messages, 1) for messages in crowd))
     began = min(answer.sent_at for answer in answers)
     all_s = max(answer.pieces[0] for answer in answers) - began
-    return Crowd(one.first_piece_s, all_s, prefilled(answers, one.prompt_tokens))
+    return Crowd(one.first_s, all_s, prefilled(answers, one.prompt_tokens))
 
 
 @dataclass

@@ -27,7 +27,9 @@ import httpx
 
 from bench.client import Answer, ask, client
 from bench.rivals import Server, server
-from bench.timing import percentile, print_table
+from bench.timing import print_table
+from deploy.load.runner import closed_loop
+from deploy.load.samples import percentile
 
 CHAT = "/v1/chat/completions"
 OVER = ("completed", "failed", "expired", "cancelled")
@@ -106,21 +108,17 @@ async def load(
     http: httpx.AsyncClient, texts: Sequence[str], tokens: int, rows: int
 ) -> tuple[float, list[str]]:
     """Send whole requests, `rows` at once; return output tokens per second, and the answers."""
-    answers: dict[int, dict[str, Any]] = {}
-    left = list(enumerate(texts))[::-1]
 
-    async def take() -> None:
-        while left:
-            number, text = left.pop()
-            answers[number] = (
-                (await http.post(CHAT, json=body(text, tokens, "load"))).raise_for_status().json()
-            )
+    async def post(text: str) -> dict[str, Any]:
+        response = await http.post(CHAT, json=body(text, tokens, "load"))
+        answer: dict[str, Any] = response.raise_for_status().json()
+        return answer
 
     began = time.perf_counter()
-    await asyncio.gather(*(take() for _ in range(rows)))
+    answers = await closed_loop(texts, post, rows)
     seconds = time.perf_counter() - began
-    total = sum(answer["usage"]["completion_tokens"] for answer in answers.values())
-    said = [answers[n]["choices"][0]["message"]["content"] for n in range(len(texts))]
+    total = sum(answer["usage"]["completion_tokens"] for answer in answers)
+    said = [answer["choices"][0]["message"]["content"] for answer in answers]
     return total / seconds, said
 
 
@@ -166,8 +164,7 @@ def report(rounds: Sequence[Round]) -> None:
         "gap p50": [percentile(gaps(r.beside), 50) / percentile(gaps(r.calm), 50) for r in rounds],
         "gap p95": [percentile(gaps(r.beside), 95) / percentile(gaps(r.calm), 95) for r in rounds],
         "first token, median": [
-            statistics.median(a.first_piece_s for a in r.beside)
-            / statistics.median(a.first_piece_s for a in r.calm)
+            statistics.median(a.first_s for a in r.beside) / statistics.median(a.first_s for a in r.calm)
             for r in rounds
         ],
         "throughput of the batch": [r.batch / r.load for r in rounds],

@@ -17,7 +17,7 @@ import json
 import statistics
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -27,6 +27,7 @@ import uvloop
 from bench.gateway import Reader, read_all
 from bench.processes import cpu_s, cpu_s_since, free_port, running, socket_folder, wait_for
 from broker.journal.journal import IDLE_S
+from deploy.load.runner import closed_loop
 from protocol.state_folder import JOURNAL_NAME
 
 PLACE = b"KEY-OF-THE-STREAM"
@@ -93,17 +94,6 @@ def compare(streams: int, step_ms: float, tokens: int, rounds: int, kinds: Seque
         print(f"journal {name:<4}{kind:<8}{told}")
 
 
-async def _each(count: int, send: Callable[[int], Awaitable[None]]) -> None:
-    """Call `send` for each number, `CLIENTS` at a time."""
-    numbers = iter(range(count))
-
-    async def work() -> None:
-        for number in numbers:
-            await send(number)
-
-    await asyncio.gather(*(work() for _ in range(CLIENTS)))
-
-
 def told(what: str, gateway: psutil.Process, file: Path) -> None:
     size = sum(part.stat().st_size for part in file.parent.glob("*")) if file.parent.exists() else 0
     print(f"{what:<24}{gateway.memory_info().rss / 2**20:>8.0f} MiB resident, {size / 2**20:.1f} MiB on disk")
@@ -123,7 +113,7 @@ async def background(url: str, count: int, gateway: psutil.Process, file: Path) 
 
         told("before", gateway, file)
         began = time.perf_counter()
-        await _each(count, create)
+        await closed_loop(range(count), create, CLIENTS)
         told(f"queued in {time.perf_counter() - began:.0f} s", gateway, file)
         while True:
             durable = (await client.get("/v1/status")).json()["durable"]
@@ -131,7 +121,7 @@ async def background(url: str, count: int, gateway: psutil.Process, file: Path) 
                 break
             await asyncio.sleep(0.5)
         told(f"ended after {time.perf_counter() - began:.0f} s", gateway, file)
-        await _each(count, delete)
+        await closed_loop(range(count), delete, CLIENTS)
         await asyncio.sleep(IDLE_S + 1)
         told("deleted", gateway, file)
         print(json.dumps((await client.get("/v1/status")).json()["durable"]))

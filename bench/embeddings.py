@@ -28,7 +28,8 @@ from bench.gaps import STREAMS, TEXT_TOKENS, gaps
 from bench.models import bench_folder, random_text
 from bench.processes import free_port, running, socket_folder, wait_for
 from bench.rivals import Server
-from bench.timing import percentile, print_table
+from bench.timing import print_table
+from deploy.load.samples import percentile
 from tests.models.corpus import make_corpus
 from tests.models.encoders import make_encoder
 

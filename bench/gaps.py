@@ -19,7 +19,8 @@ from pathlib import Path
 from bench.client import Answer, ask, client
 from bench.models import bench_folder, random_text
 from bench.rivals import NAMES, Server, servers
-from bench.timing import percentile, print_table
+from bench.timing import print_table
+from deploy.load.samples import percentile
 
 STREAMS = 4
 STREAM_TOKENS = 1500
@@ -72,7 +73,7 @@ async def watch(server: Server, folder: Path, plan: Plan, seed: int, watched: Wa
         watched.outlived += sum(task.done() for task in tasks)
     asked, answered = long.sent_at, long.pieces[0]
     joined = max(stream.pieces[CALM_PIECES // 2] for stream in streams)
-    watched.first_piece.append(long.first_piece_s)
+    watched.first_piece.append(long.first_s)
     for stream in streams:
         watched.calm += gaps([at for at in stream.pieces if at <= asked], joined, asked)
         watched.troubled += gaps(stream.pieces, asked, answered)

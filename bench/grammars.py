@@ -20,7 +20,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from bench.timing import Measure, Work, alternate, compare, median_rate, percentile, print_table
+from bench.timing import Measure, Work, alternate, compare, median_rate, print_table
+from deploy.load.samples import percentile
 from worker.preload import preload_openblas
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 from bench.client import ask, client
 from bench.processes import free_port, running, socket_folder, wait_for, wait_until
 from bench.rivals import Server
-from bench.timing import percentile, print_table
+from bench.timing import print_table
+from deploy.load.samples import percentile
 
 PROMPT = "My name is Brynhild. What is my name?"
 TOKENS = 8
@@ -38,8 +39,8 @@ async def measure(server: Server, rounds: int, wait_for_spare: Callable[[int], N
         async with client(server) as http:
             first, _, third = [await ask(http, server, PROMPT, TOKENS, model=model) for _ in range(3)]
         if number > 0:  # `serve` loads the first model at its start
-            unloaded.append(first.first_piece_s)
-            loaded.append(third.first_piece_s)
+            unloaded.append(first.first_s)
+            loaded.append(third.first_s)
     return [unloaded, loaded]
 
 

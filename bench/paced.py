@@ -25,7 +25,8 @@ import uvloop
 
 from bench.gateway import Reader, http_request, read_all
 from bench.processes import cpu_s, cpu_s_since, free_port, running, socket_folder, wait_for
-from bench.timing import percentile, print_table
+from bench.timing import print_table
+from deploy.load.samples import percentile
 
 _STAMP = re.compile(rb'"content":"(\d+) "')
 WARM_S = 1.0

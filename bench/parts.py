@@ -32,7 +32,8 @@ from bench.gaps import CALM_PIECES, STREAM_TOKENS, STREAMS, TEXT_TOKENS, gaps
 from bench.models import bench_folder, random_text, random_tokens
 from bench.processes import free_port, socket_folder, wait_for
 from bench.rivals import Server, Start, command_of, started
-from bench.timing import percentile, print_table
+from bench.timing import print_table
+from deploy.load.samples import percentile
 from protocol.messages import Message, StepOutputs
 from protocol.types import SparsePrefill
 from protocol.worker_settings import WorkerSettings
@@ -83,7 +84,7 @@ async def streams_beside(server: Server, prompt: str, watched: Watched, **fields
         for stream in group_of(streams):
             stream.cancel()
     asked, answered = long.sent_at, long.pieces[0]
-    watched.first_piece.append(long.first_piece_s)
+    watched.first_piece.append(long.first_s)
     joined = max(answer.pieces[CALM_PIECES // 2] for answer, _ in streams)
     for answer, _ in streams:
         watched.calm += gaps([at for at in answer.pieces if at <= asked], joined, asked)

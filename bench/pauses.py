@@ -36,7 +36,8 @@ from bench.client import Answer, ask, client
 from bench.gaps import gaps
 from bench.processes import free_port, running, socket_folder, wait_for, wait_until
 from bench.rivals import Server
-from bench.timing import percentile, print_table
+from bench.timing import print_table
+from deploy.load.samples import percentile
 
 STREAMS = 16
 TOKENS = 160

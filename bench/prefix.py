@@ -17,7 +17,8 @@ import tracemalloc
 from collections.abc import Callable
 from functools import partial
 
-from bench.timing import fit_slope, percentile, print_table
+from bench.timing import fit_slope, print_table
+from deploy.load.samples import percentile
 from worker.contract.engine import CacheSpec
 from worker.prefixes.index import PrefixIndex
 from worker.prefixes.items import Item

@@ -56,7 +56,7 @@ class Result:
 
     def first_piece_ms(self, name: str) -> float:
         measured = [answer for answers in self.answers[name][1:] for answer in answers]
-        return 1000 * statistics.median(answer.first_piece_s for answer in measured)
+        return 1000 * statistics.median(answer.first_s for answer in measured)
 
 
 def _texts(folder: Path, case: Case, first: int) -> Iterator[list[str]]:

@@ -30,7 +30,8 @@ import psutil
 from bench.models import bench_folder
 from bench.pauses import KILL_AFTER_S_MAX, Side, pauses_after, serving, streaming
 from bench.processes import socket_folder, wait_until
-from bench.timing import percentile, print_table
+from bench.timing import print_table
+from deploy.load.samples import percentile
 from tests.ports import free_ports
 
 RANKS = 2

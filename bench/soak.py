@@ -27,6 +27,7 @@ from bench.client import Answer, ask, client
 from bench.models import NAMES, bench_folder, random_text, random_tokens
 from bench.rivals import Server, servers
 from bench.timing import fit_slope, print_table
+from deploy.load.runner import closed_loop
 from worker.preload import preload_openblas
 
 BATCH = 20
@@ -74,16 +75,8 @@ async def soak_http(server: Server, texts: Sequence[str], concurrency: int) -> S
     samples: Samples = {}
     async with client(server) as http:
         for first in range(0, len(texts), BATCH):
-            waiting = list(range(first, min(first + BATCH, len(texts))))
-
-            async def take(waiting: list[int] = waiting) -> None:
-                while waiting:
-                    number = waiting.pop()
-                    await _one(http, server, texts[number], number)
-
-            async with asyncio.TaskGroup() as group:
-                for _ in range(concurrency):
-                    group.create_task(take())
+            numbers = range(first, min(first + BATCH, len(texts)))
+            await closed_loop(numbers, lambda at: _one(http, server, texts[at], at), concurrency)
             for name, size in resident(server).items():
                 samples.setdefault(name, []).append(size)
     return samples

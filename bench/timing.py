@@ -82,12 +82,6 @@ def compare(ours: Sequence[Work], theirs: Sequence[Work]) -> Ratio:
     return Ratio(statistics.median(ratios), min(ratios), max(ratios))
 
 
-def percentile(values: Sequence[float], percent: float) -> float:
-    """Return the smallest value that at least `percent` of all do not exceed (nearest rank)."""
-    rank = math.ceil(len(values) * percent / 100)
-    return sorted(values)[max(0, rank - 1)]
-
-
 @dataclass(frozen=True)
 class Slope:
     """Slope of a fitted line, and half the width of its 95% confidence interval."""

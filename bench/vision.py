@@ -30,7 +30,8 @@ from bench.gaps import gaps
 from bench.models import random_text
 from bench.ours import Ours, load
 from bench.rivals import Server, servers
-from bench.timing import Work, alternate, compare, median_rate, percentile, print_table, timed
+from bench.timing import Work, alternate, compare, median_rate, print_table, timed
+from deploy.load.samples import percentile
 from protocol.conversation import pack
 from protocol.messages import Generate
 from protocol.types import Media, Sampling
@@ -90,7 +91,7 @@ async def watch(server: Server, folder: Path, side: int, seed: int, watched: Wat
     async with client(server) as http:
         seeing = await ask(http, server, question("What is it?", [image_url(side, seed)]), 2)
         blind = await ask(http, server, question(random_text(folder, 4, seed)), 2)
-        watched.image.append(seeing.first_piece_s - blind.first_piece_s)
+        watched.image.append(seeing.first_s - blind.first_s)
         streams = [Answer(underway_pieces=CALM_PIECES) for _ in range(STREAMS)]
         async with asyncio.TaskGroup() as group:
             for number, stream in enumerate(streams):
@@ -199,8 +200,8 @@ async def again(server: Server, side: int, seed: int, asked: Asked) -> None:
     async with client(server) as http:
         first = await ask(http, server, question("Which colour is most of it?", [url]), 4)
         second = await ask(http, server, question("How many colours has it?", [url]), 4)
-    asked.first.append(first.first_piece_s)
-    asked.second.append(second.first_piece_s)
+    asked.first.append(first.first_s)
+    asked.second.append(second.first_s)
     asked.cached_tokens = second.cached_tokens
 
 

@@ -75,4 +75,4 @@ async def measure_burst(server: Server, texts: Sequence[str], at: int, max_token
     own = {"ignore_eos": False} if server.name == OURS else {}
     work, answers = await burst(server, texts, at, max_tokens, **own)
     found = values(answers, work.rate, tree_cpu_s(server.process) - before)
-    return {**found, "last": 1000 * max(answer.first_piece_s for answer in answers)}
+    return {**found, "last": 1000 * max(answer.first_s for answer in answers)}

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from bench.models import random_text
 from bench.rivals import Server, server
-from bench.timing import percentile
 from bench.versus.results import Entry
 from bench.versus.turns import Figure, Task, Values, entries, take_turns, within
+from deploy.load.samples import percentile
 from tests.faults.raw import CHAT, post
 
 LINE = "overload"

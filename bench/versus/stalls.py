@@ -7,10 +7,10 @@ from pathlib import Path
 
 from bench.gaps import STREAMS, WARM_UP, Plan, Watched, watch
 from bench.rivals import Server
-from bench.timing import percentile
 from bench.versus.fleet import fleet
 from bench.versus.results import Entry
 from bench.versus.turns import Figure, Task, Values, entries, within
+from deploy.load.samples import percentile
 
 LINE = "gaps"
 PROMPT_TOKENS = 4000

@@ -16,11 +16,11 @@ from bench.client import Answer, burst
 from bench.models import random_text
 from bench.processes import tree_cpu_s
 from bench.rivals import Server
-from bench.timing import percentile
 from bench.versus.fleet import fleet
 from bench.versus.results import OURS, Entry
 from bench.versus.turns import Figure, Taken, Task, Values, entries, within
 from bench.vision import image_url, question
+from deploy.load.samples import percentile
 
 LINE = "throughput"
 CONCURRENCIES = (1, 4, 16, 64)
@@ -62,7 +62,7 @@ def values(answers: Sequence[Answer], rate: float, cpu_s: float) -> dict[str, fl
     tokens = sum(answer.tokens for answer in answers)
     return {
         "rate": rate,
-        "first": 1000 * statistics.median(answer.first_piece_s for answer in answers),
+        "first": 1000 * statistics.median(answer.first_s for answer in answers),
         # Over a whole answer: the median of gaps is close to zero when pieces arrive in clumps.
         "token": 1000 * statistics.median(map(_token_s, answers)),
         "gap99": 1000 * percentile(gaps, 99),

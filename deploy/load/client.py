@@ -6,20 +6,19 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 
-from deploy.load.samples import Sample
+from deploy.load.samples import Sample, reason
 from protocol.environment import EnvironmentFault, network_variables
 from protocol.event_stream import events_async
 
 ANSWER_S_MAX = 600.0
 CONNECT_S_MAX = 10.0
-ERROR_CHARS_MAX = 120
 
 
 class TargetError(Exception):
@@ -58,63 +57,54 @@ async def connected(target: Target) -> AsyncIterator[httpx.AsyncClient]:
         yield http
 
 
-async def ask(http: httpx.AsyncClient, target: Target, text: str, max_tokens: int) -> Sample:
-    """Send a greedy request of exactly `max_tokens` tokens, if the server supports `ignore_eos`. Errors are
-    recorded in the sample."""
-    body = {
-        "model": target.model,
-        "messages": [{"role": "user", "content": text}],
+def chat_body(messages: str | Sequence[Mapping[str, Any]], max_tokens: int) -> dict[str, Any]:
+    """Return the body of a greedy, streamed request. `messages`: all of them, or the text of the only one."""
+    return {
+        "messages": [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages),
         "max_tokens": max_tokens,
         "temperature": 0,
-        "ignore_eos": True,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+
+
+async def stream(http: httpx.AsyncClient, body: Mapping[str, Any], sample: Sample) -> None:
+    """Send a request and record its answer, or the server's error.
+
+    Raises `httpx.HTTPError`, `TimeoutError` or `ValueError`.
+    """
+    response = http.stream("POST", "/v1/chat/completions", json=body)
+    async with asyncio.timeout(ANSWER_S_MAX), response as answer:
+        if answer.status_code != 200:
+            sample.error = _refusal(answer.status_code, await answer.aread())
+            return
+        done = False
+        async for data in events_async(answer.aiter_bytes()):
+            if data.strip() == b"[DONE]":
+                done = True
+            else:
+                sample.note(json.loads(data), time.perf_counter())
+    if not done and not sample.error:
+        sample.error = "cut off"
+
+
+async def ask(http: httpx.AsyncClient, target: Target, text: str, max_tokens: int) -> Sample:
+    """Send a request of exactly `max_tokens` tokens, if the server supports `ignore_eos`. Errors are recorded
+    in the sample."""
+    body = {"model": target.model, **chat_body(text, max_tokens), "ignore_eos": True}
     sample = Sample(sent_at=time.perf_counter())
     try:
-        stream = http.stream("POST", "/v1/chat/completions", json=body)
-        async with asyncio.timeout(ANSWER_S_MAX), stream as answer:
-            if answer.status_code != 200:
-                sample.error = _refusal(answer.status_code, await answer.aread())
-            else:
-                await _read(answer, sample)
+        await stream(http, body, sample)
     except (httpx.HTTPError, TimeoutError, ValueError) as error:
         sample.error = type(error).__name__
     sample.ended_at = time.perf_counter()
     return sample
 
 
-async def _read(answer: httpx.Response, sample: Sample) -> None:
-    done = False
-    async for data in events_async(answer.aiter_bytes()):
-        if data.strip() == b"[DONE]":
-            done = True
-        else:
-            note(sample, json.loads(data), time.perf_counter())
-    if not done and not sample.error:
-        sample.error = "cut off"
-
-
-def note(sample: Sample, event: Mapping[str, Any], now: float) -> None:
-    """Record one event of the stream."""
-    if event.get("error"):
-        sample.error = "error in the stream"
-        return
-    if usage := event.get("usage"):
-        sample.prompt_tokens = usage.get("prompt_tokens") or 0
-        sample.tokens = usage.get("completion_tokens") or 0
-        sample.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-    for choice in event.get("choices") or ():
-        delta = choice.get("delta") or {}
-        if any(delta.get(part) for part in ("content", "reasoning", "reasoning_content", "tool_calls")):
-            sample.pieces.append(now)
-
-
 def _refusal(status: int, body: bytes) -> str:
     try:
-        told = json.loads(body)["error"]
-        return f"{status} {told.get('code') or told['message']}"[:ERROR_CHARS_MAX]
-    except (ValueError, TypeError, KeyError, AttributeError):
+        return f"{status} {reason(json.loads(body)['error'])}"
+    except (ValueError, TypeError, KeyError):
         return str(status)
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TypeVar
 
 import httpx
 
@@ -20,6 +21,8 @@ from deploy.load.samples import Rounds, Sample, Summary, summarize
 SCALE_WORDS = (20, 220)
 """Words of the two prompts that measure the tokens per word."""
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 Tell = Callable[[str], None]
 """Called with a description of the current measurement."""
 
@@ -109,22 +112,26 @@ async def run(target: Target, load: Load, scale: Scale, seed: str) -> list[Sampl
     async with connected(target) as http:
         if load.rate is not None:
             return await _arriving(http, target, load, texts, arrivals(load.requests, load.rate, seed))
-        return await _closed_loop(http, target, load, iter(texts))
+        return await closed_loop(
+            texts, lambda text: ask(http, target, text, load.answer_tokens), load.concurrency or 1
+        )
 
 
-async def _closed_loop(
-    http: httpx.AsyncClient, target: Target, load: Load, texts: Iterator[str]
-) -> list[Sample]:
-    samples: list[Sample] = []
+async def closed_loop(
+    items: Iterable[Item], act: Callable[[Item], Awaitable[Result]], concurrency: int
+) -> list[Result]:
+    """Await `act` for each item, `concurrency` at once; return the results in the order of the items."""
+    waiting = iter(enumerate(items))
+    results: dict[int, Result] = {}
 
     async def take() -> None:
-        for each in texts:
-            samples.append(await ask(http, target, each, load.answer_tokens))
+        for number, item in waiting:
+            results[number] = await act(item)
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(load.concurrency or 1):
+        for _ in range(concurrency):
             group.create_task(take())
-    return samples
+    return [results[number] for number in sorted(results)]
 
 
 async def _arriving(

@@ -7,23 +7,46 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 PERCENTS = (50, 90, 99)
+ERROR_CHARS_MAX = 120
 
 
 @dataclass(slots=True)
 class Sample:
-    """Measurements of one request, with times of one clock. `pieces`: arrival times of the pieces of text.
-    `tokens`, `prompt_tokens`: as counted by the server; without its count a piece is a token. `error`: why
-    the answer is incomplete."""
+    """Measurements of one request, with times of one clock. Tokens are as counted by the server."""
 
-    sent_at: float
+    sent_at: float = 0.0
     pieces: list[float] = field(default_factory=list)
+    """Arrival times of the pieces of text."""
     ended_at: float = 0.0
+    text: str = ""
+    """The complete text, reasoning included."""
     tokens: int = 0
+    """0 if the server does not count them; then a piece is a token."""
     prompt_tokens: int = 0
-    cached_tokens: int = 0
+    cached_tokens: int | None = None
+    """Prompt tokens taken from the prefix cache, if the server reports them."""
     error: str = ""
+    """Why the answer is incomplete."""
+
+    def note(self, event: Mapping[str, Any], now: float) -> None:
+        """Record one event of the stream."""
+        if error := event.get("error"):
+            self.error = f"{reason(error)} in the stream"
+            return
+        if usage := event.get("usage"):
+            self.prompt_tokens = usage.get("prompt_tokens") or usage.get("input_tokens") or 0
+            self.tokens = usage.get("completion_tokens") or usage.get("output_tokens") or 0
+            self.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+        for choice in event.get("choices") or ():
+            delta = choice.get("delta") or {}
+            # Servers that send reasoning under both names send the same text twice.
+            texts = [delta[part] for part in ("content", "reasoning", "reasoning_content") if delta.get(part)]
+            if texts or delta.get("tool_calls"):
+                self.pieces.append(now)
+                self.text += texts[0] if texts else ""
 
     @property
     def answered(self) -> int:
@@ -44,6 +67,13 @@ class Sample:
         """Mean time per token after the first piece."""
         behind = self.answered - 1
         return (self.pieces[-1] - self.pieces[0]) / behind if behind > 0 else None
+
+
+def reason(error: Any) -> str:
+    """Return the code of an error object, or else its message; of anything else its text."""
+    if isinstance(error, Mapping):
+        error = error.get("code") or error.get("message") or "error"
+    return str(error)[:ERROR_CHARS_MAX]
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -109,7 +139,7 @@ def summarize(samples: Sequence[Sample]) -> Summary:
         errors=dict(Counter(sample.error or "empty answer" for sample in samples if sample not in well)),
         seconds=max(ended) - min(sample.sent_at for sample in samples) if samples else 0.0,
         prompt_tokens=sum(sample.prompt_tokens for sample in well),
-        cached_tokens=sum(sample.cached_tokens for sample in well),
+        cached_tokens=sum(sample.cached_tokens or 0 for sample in well),
         tokens=sum(sample.answered for sample in well),
         first_s=Spread.of([sample.first_s for sample in well]),
         gap_s=Spread.of([gap for sample in well for gap in sample.gaps]),

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deploy.load import runner
-from deploy.load.client import Target, TargetError, note
+from deploy.load.client import Target, TargetError
 from deploy.load.report import document, ratios, table
 from deploy.load.runner import Load, PromptShape, Scale, prompt_text
 from deploy.load.samples import Sample, summarize
@@ -123,13 +123,13 @@ def test_times_are_those_of_what_was_answered_and_errors_are_counted() -> None:
 
 def test_a_stream_is_read_as_servers_write_it() -> None:
     sample = Sample(0.0)
-    note(sample, {"choices": [{"delta": {"role": "assistant", "content": ""}}]}, 0.5)
-    note(sample, {"choices": [{"delta": {"content": "a"}}]}, 1.0)
-    note(sample, {"choices": [{"delta": {"reasoning_content": "b", "reasoning": "b"}}]}, 2.0)
-    note(sample, {"choices": [{"delta": {"tool_calls": [{"index": 0}]}}], "usage": None}, 3.0)
+    sample.note({"choices": [{"delta": {"role": "assistant", "content": ""}}]}, 0.5)
+    sample.note({"choices": [{"delta": {"content": "a"}}]}, 1.0)
+    sample.note({"choices": [{"delta": {"reasoning_content": "b", "reasoning": "b"}}]}, 2.0)
+    sample.note({"choices": [{"delta": {"tool_calls": [{"index": 0}]}}], "usage": None}, 3.0)
     usage = {"prompt_tokens": 7, "completion_tokens": 9, "prompt_tokens_details": {"cached_tokens": 5}}
-    note(sample, {"choices": [], "usage": usage}, 4.0)
+    sample.note({"choices": [], "usage": usage}, 4.0)
     assert sample.pieces == [1.0, 2.0, 3.0]
     assert (sample.prompt_tokens, sample.tokens, sample.cached_tokens) == (7, 9, 5)
-    note(sample, {"error": {"message": "gone"}}, 5.0)
+    sample.note({"error": {"message": "gone"}}, 5.0)
     assert sample.error
