@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+
+from protocol.client_recipes import client_recipes
 
 POLICY = "; ".join(
     (
@@ -61,13 +64,15 @@ class File:
 
 @cache
 def files() -> dict[str, File]:
-    """Return the files by URL path."""
+    """Return the files by URL path. The recipes of clients are a module beside them."""
+    folder = resources.files(__package__).joinpath("assets")
+    contents = {entry.name: entry.read_bytes() for entry in folder.iterdir()}
+    contents["client_recipes.js"] = b"export default %b;\n" % msgspec.json.encode(client_recipes())
     found = {}
-    for entry in resources.files(__package__).joinpath("assets").iterdir():
-        content = entry.read_bytes()
+    for name, content in contents.items():
         tag = f'"{hashlib.sha256(content).hexdigest()[:20]}"'
-        path = "/" if entry.name == INDEX else f"/page/{entry.name}"
-        found[path] = File(content, TYPES[entry.name.rpartition(".")[2]], tag)
+        path = "/" if name == INDEX else f"/page/{name}"
+        found[path] = File(content, TYPES[name.rpartition(".")[2]], tag)
     return found
 
 

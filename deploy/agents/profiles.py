@@ -2,31 +2,24 @@
 
 They consist of variables and command-line arguments only: no file of the user is overwritten, and none of
 ours has to be removed. The user's own settings stay in force, except those of endpoint and model. What
-overrides them was tested with each agent, in the version named below.
+overrides them was tested with each agent, in the version named in `protocol/client_recipes.toml`.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
-NAME = "roundhouse"
-"""Name of our endpoint in agents that support several."""
-
-API_KEY = "ROUNDHOUSE_API_KEY"
-"""Variable with the key, for agents that read it from a named variable: `ps` would show an argument."""
+from protocol.client_recipes import client_recipes
 
 NO_KEY = "none"
 """Placeholder for endpoints without keys: agents require one."""
-
-ANSWER_SHARE = 4
-"""Divisor of the context length: a quarter is reserved for the answer. Agents compact conversations by it."""
-
-ANSWER_TOKENS_MAX = 32_000
 
 PI_EXTENSION = Path(__file__).with_name("pi.js")
 
@@ -58,7 +51,9 @@ class Model:
         """The number of tokens that an agent reserves for an answer."""
         if self.context_length is None:
             return None
-        return max(1, min(ANSWER_TOKENS_MAX, self.context_length // ANSWER_SHARE))
+        recipes = client_recipes()
+        most, share = int(recipes["answer_tokens_max"]), int(recipes["answer_share"])
+        return max(1, min(most, self.context_length // share))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,21 +84,15 @@ class Agent(StrEnum):
     @property
     def package(self) -> str:
         """The npm package."""
-        return _PACKAGES[self]
+        return str(client_recipes()["agents"][self]["package"])
 
     def setup(self, endpoint: Endpoint, model: Model) -> AgentProfile:
-        return _SETUPS[self](endpoint, model)
+        return _profile(client_recipes()["agents"][self], endpoint, model)
 
 
 def anybody(endpoint: Endpoint, model: Model) -> AgentProfile:
     """Return the variables that the SDKs of OpenAI and Anthropic read, and tools built on them."""
-    openai = {"OPENAI_BASE_URL": endpoint.openai, "OPENAI_API_KEY": endpoint.key, "OPENAI_MODEL": model.id}
-    anthropic = {
-        "ANTHROPIC_BASE_URL": endpoint.url,
-        "ANTHROPIC_AUTH_TOKEN": endpoint.key,
-        "ANTHROPIC_MODEL": model.id,
-    }
-    return AgentProfile(openai | anthropic)
+    return _profile(client_recipes()["sdks"], endpoint, model)
 
 
 def shell_text(setup: AgentProfile, agent: Agent | None = None) -> str:
@@ -115,104 +104,49 @@ def shell_text(setup: AgentProfile, agent: Agent | None = None) -> str:
     return "\n".join(lines)
 
 
-# --- the agents ---------------------------------------------------------------------------------------
+# --- recipes filled in --------------------------------------------------------------------------------
+
+_PLACEHOLDER = re.compile(r"\{\{(\w+)(\|json)?\}\}")
 
 
-def _opencode(endpoint: Endpoint, model: Model) -> AgentProfile:
-    """Return the profile for opencode 1.18. Its variable overrides the user's and the project's files."""
-    served: dict[str, object] = {"name": model.id}
-    if model.context_length is not None:
-        served["limit"] = {"context": model.context_length, "output": model.answer_tokens}
-    provider = {
-        "npm": "@ai-sdk/openai-compatible",
-        "name": "Roundhouse",
-        "options": {"baseURL": endpoint.openai, "apiKey": endpoint.key},
-        "models": {model.id: served},
-    }
-    named = f"{NAME}/{model.id}"
-    config = {"provider": {NAME: provider}, "model": named, "small_model": named}
-    return AgentProfile({"OPENCODE_CONFIG_CONTENT": _json(config)})
-
-
-def _codex(endpoint: Endpoint, model: Model) -> AgentProfile:
-    """Return the profile for codex 0.171. `-c` overrides `config.toml`; its values are TOML, in which JSON
-    strings and numbers are valid."""
-    ours = f"model_providers.{NAME}"
-    wanted: dict[str, object] = {
-        "model_provider": NAME,
+def _profile(recipe: Mapping[str, Any], endpoint: Endpoint, model: Model) -> AgentProfile:
+    facts: dict[str, Any] = {
+        "origin": endpoint.url,
+        "openai": endpoint.openai,
+        "key": endpoint.key,
         "model": model.id,
-        f"{ours}.name": "Roundhouse",
-        f"{ours}.base_url": endpoint.openai,
-        f"{ours}.wire_api": "responses",
-        f"{ours}.env_key": API_KEY,
+        "context": model.context_length,
+        "answer": model.answer_tokens,
+        "extension": str(PI_EXTENSION),
     }
-    if model.context_length is not None:
-        wanted["model_context_window"] = model.context_length
-    words = (word for name, value in wanted.items() for word in ("-c", f"{name}={_json(value)}"))
-    return AgentProfile({API_KEY: endpoint.key}, tuple(words))
+    variables = {name: _text(value) for name, value in _filled(recipe["variables"], facts).items()}
+    keyless = (name for name, value in recipe["variables"].items() if value != "{{key}}")
+    facts["public"] = {name: variables[name] for name in keyless if name in variables}
+    groups = [_filled(group, facts) for group in (*recipe.get("words", ()), *recipe.get("launch_words", ()))]
+    words = tuple(_text(word) for group in groups if None not in group for word in group)
+    return AgentProfile(variables, words, tuple(recipe.get("unset", ())))
 
 
-def _claude(endpoint: Endpoint, model: Model) -> AgentProfile:
-    """Return the profile for claude 2.1. `env` in the user's settings overrides the environment, and
-    `--settings` overrides both; the key is only in the environment."""
-    models = ("", "SMALL_FAST_", "DEFAULT_HAIKU_", "DEFAULT_SONNET_", "DEFAULT_OPUS_")
-    public = {
-        "ANTHROPIC_BASE_URL": endpoint.url,
-        **{f"ANTHROPIC_{kind}MODEL": model.id for kind in models},
-        "CLAUDE_CODE_SUBAGENT_MODEL": model.id,
-        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-        # Disables a first line of the prompt that differs in each conversation.
-        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
-    }
-    if model.context_length is not None:
-        # It assumes a million tokens for unknown models.
-        public["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] = str(model.context_length)
-        public["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] = str(model.answer_tokens)
-    elsewhere = (
-        "ANTHROPIC_API_KEY",
-        "CLAUDE_CODE_OAUTH_TOKEN",
-        "CLAUDE_CODE_USE_BEDROCK",
-        "CLAUDE_CODE_USE_FOUNDRY",
-        "CLAUDE_CODE_USE_VERTEX",
-    )
-    words = ("--settings", _json({"env": public}))
-    return AgentProfile({**public, "ANTHROPIC_AUTH_TOKEN": endpoint.key}, words, elsewhere)
+def _filled(value: Any, facts: Mapping[str, Any]) -> Any:
+    """Return a value with facts in place of its placeholders; None if one is unknown. Tables leave such
+    entries out, and are None themselves if nothing is left."""
+    if isinstance(value, list):
+        return [_filled(item, facts) for item in value]
+    if isinstance(value, dict):
+        entries = {_filled(name, facts): _filled(item, facts) for name, item in value.items()}
+        return {name: item for name, item in entries.items() if item is not None} or None
+    placeholders = list(_PLACEHOLDER.finditer(value))
+    if any(facts[each[1]] is None for each in placeholders):
+        return None
+    if placeholders and placeholders[0][0] == value and not placeholders[0][2]:
+        return facts[placeholders[0][1]]
+    return _PLACEHOLDER.sub(lambda each: _json(facts[each[1]]) if each[2] else str(facts[each[1]]), value)
 
 
-def _qwen(endpoint: Endpoint, model: Model) -> AgentProfile:
-    """Return the profile for qwen 0.24. With `--auth-type`, the variables override the user's settings."""
-    told = {"OPENAI_BASE_URL": endpoint.openai, "OPENAI_API_KEY": endpoint.key, "OPENAI_MODEL": model.id}
-    if model.answer_tokens is not None:
-        told["QWEN_CODE_MAX_OUTPUT_TOKENS"] = str(model.answer_tokens)
-    return AgentProfile(told, ("--auth-type", "openai", "--model", model.id))
-
-
-def _pi(endpoint: Endpoint, model: Model) -> AgentProfile:
-    """Return the profile for pi 1.6. It reads endpoints from `models.json` in its only folder, or from an
-    extension: ours registers the endpoint that the environment names."""
-    served = {"baseUrl": endpoint.openai, "model": model.id}
-    limits = {"contextWindow": model.context_length, "maxTokens": model.answer_tokens}
-    served_here = served | {name: limit for name, limit in limits.items() if limit is not None}
-    words = ("--extension", str(PI_EXTENSION), "--provider", NAME, "--model", model.id)
-    return AgentProfile({"ROUNDHOUSE_PI": _json(served_here), API_KEY: endpoint.key}, words)
+def _text(value: Any) -> str:
+    return _json(value) if isinstance(value, dict) else str(value)
 
 
 def _json(value: object) -> str:
     # Not escaped, because TOML does not allow JSON's surrogate pairs.
     return json.dumps(value, ensure_ascii=False)
-
-
-_PACKAGES = {
-    Agent.OPENCODE: "opencode-ai",
-    Agent.CODEX: "@openai/codex",
-    Agent.CLAUDE: "@anthropic-ai/claude-code",
-    Agent.QWEN: "@qwen-code/qwen-code",
-    Agent.PI: "@earendil-works/pi-coding-agent",
-}
-_SETUPS: Mapping[Agent, Callable[[Endpoint, Model], AgentProfile]] = {
-    Agent.OPENCODE: _opencode,
-    Agent.CODEX: _codex,
-    Agent.CLAUDE: _claude,
-    Agent.QWEN: _qwen,
-    Agent.PI: _pi,
-}

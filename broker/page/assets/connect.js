@@ -1,5 +1,6 @@
 /** The box that tells how to connect clients: addresses, model, key, and a snippet for each client. */
 
+import data from "./client_recipes.js";
 import { copyText } from "./clipboard.js";
 import { byId, element, keep, write } from "./dom.js";
 import { isRequired, key } from "./keys.js";
@@ -48,7 +49,7 @@ const secret = () => key() || (isRequired() ? MISSING_KEY : "");
 
 /** Return all snippets with a key, and the one of the chosen client; the first if its model has none for it. */
 function snippets(withKey) {
-  return recipes({ origin: location.origin, key: withKey, model: model() });
+  return recipes(data, { origin: location.origin, key: withKey, model: model() });
 }
 
 function chosen(withKey) {

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from deploy.agents.profiles import Agent, AgentProfile, Endpoint, Model
+from protocol.client_recipes import client_recipes
 from tests.blocks import ADDRESS, ROOT, blocks
 from tests.broker.page.scripts import Call
 
@@ -22,7 +23,7 @@ MODELS = (Model("pocket"), Model('org/a model\'s "name"', 8192), Model("large", 
 def snippets(call: Call, key: str = "", **model: Any) -> dict[str, str]:
     """Return the snippets by the names of the clients."""
     server = {"origin": ORIGIN, "key": key, "model": {"id": "pocket"} | model}
-    return {made["name"]: made["text"] for made in call("recipes.js", "recipes", server)}
+    return {made["name"]: made["text"] for made in call("recipes.js", "recipes", client_recipes(), server)}
 
 
 def test_the_snippets_are_in_the_document_whose_recipes_are_run(call: Call) -> None:

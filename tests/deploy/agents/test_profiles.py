@@ -10,8 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deploy.agents.profiles import (
-    ANSWER_TOKENS_MAX,
-    API_KEY,
     PI_EXTENSION,
     Agent,
     AgentProfile,
@@ -72,13 +70,11 @@ def test_claude_does_not_log_in_as_somebody_else() -> None:
 def test_extension_of_pi_reads_the_variables_that_it_is_given() -> None:
     source = PI_EXTENSION.read_text()
     assert "process.env.ROUNDHOUSE_PI" in source
-    assert f'apiKey: "{API_KEY}"' in source
-    assert {"ROUNDHOUSE_PI", API_KEY} <= told(Agent.PI).variables.keys()
+    assert 'apiKey: "ROUNDHOUSE_API_KEY"' in source
+    assert {"ROUNDHOUSE_PI", "ROUNDHOUSE_API_KEY"} <= told(Agent.PI).variables.keys()
 
 
-@pytest.mark.parametrize(
-    ("context", "answer"), [(1, 1), (4096, 1024), (2**20, ANSWER_TOKENS_MAX), (None, None)]
-)
+@pytest.mark.parametrize(("context", "answer"), [(1, 1), (4096, 1024), (2**20, 32_000), (None, None)])
 def test_a_fourth_of_the_context_is_left_for_an_answer(context: int | None, answer: int | None) -> None:
     assert Model("m", context).answer_tokens == answer
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from deploy.agents.profiles import API_KEY, Agent
+from deploy.agents.profiles import Agent
 from deploy.command.cli import app
 from tests.deploy.conftest import config
 from tests.deploy.supervisor.process_output import Begin
@@ -76,7 +76,7 @@ def test_it_is_told_the_key_of_the_serve_that_it_finds(served: Served, begin: Be
     told = begin(launch("codex", "--config", file), env={"ANTHROPIC_API_KEY": "kept"})
     assert told.wait() == 7
     seen = json.loads(told.lines[0])["seen"]
-    assert (seen[API_KEY], seen["ANTHROPIC_API_KEY"]) == ("s3cret", "kept")
+    assert (seen["ROUNDHOUSE_API_KEY"], seen["ANTHROPIC_API_KEY"]) == ("s3cret", "kept")
     assert served.asked == [("/health", "Bearer s3cret"), ("/v1/models", "Bearer s3cret")]
 
 
