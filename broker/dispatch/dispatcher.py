@@ -18,6 +18,7 @@ from broker.dispatch.cache_clear import CacheClear, CacheClears
 from broker.dispatch.catalogue import Catalogue, Tell
 from broker.dispatch.checkpoint import Checkpoint, checkpoint_of, flight_of
 from broker.dispatch.failover import Failover, Send, listed
+from broker.dispatch.figures import ModelFigures
 from broker.dispatch.fleet import Fleet, HealthState, UnloadedModel, Worker
 from broker.dispatch.flight import LONG_S, Flight, Flights
 from broker.dispatch.history import MetricsHistory
@@ -102,7 +103,6 @@ class Dispatcher:
         self.fleet = fleet
         self.flights = Flights()
         self.traffic = Traffic()
-        self.history = MetricsHistory(self.traffic, fleet, self.flights)
         self.failover = Failover(
             incarnation=incarnation,
             fleet=fleet,
@@ -120,6 +120,8 @@ class Dispatcher:
         self.adapters = AdapterCatalogue(
             incarnation, fleet, self.flights, lambda worker, message: send(worker, message, ())
         )
+        self.figures = ModelFigures(fleet, self.flights, self.traffic, self.catalogue, self.adapters)
+        self.history = MetricsHistory(self.figures)
         self.admission = admission
         self.dropped: Counter[str] = Counter()
         self._worker_messages = WorkerMessages(

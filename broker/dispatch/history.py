@@ -1,19 +1,18 @@
 """Metrics history for charts: one sample a second over the last minutes. Pure; the clock is injected.
 
 A sample covers the time since the one before it: rates over that time, and means over its events, None if
-there were none. All values are differences of existing totals.
+there were none. All values come from the totals of figures over the models.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
-from broker.dispatch.fleet import Fleet
-from broker.dispatch.flight import Flights
-from broker.dispatch.traffic import Traffic
+from broker.dispatch.figures import ModelFigures
 
 SAMPLE_S = 1.0
 SAMPLES_MAX = 300
@@ -46,47 +45,35 @@ class Sample:
 COLUMNS = tuple(field.name for field in fields(Sample))
 
 
-@dataclass(frozen=True, slots=True)
-class _Totals:
-    tokens: int = 0
-    pieces: int = 0
-    steps: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    first_tokens: int = 0
-    first_s: float = 0.0
-    gaps: int = 0
-    gap_s: float = 0.0
+_NOW = {
+    "running": "requests_running",
+    "waiting": "requests_waiting",
+    "resident_bytes": "worker_resident_bytes",
+    "device_bytes": "worker_device_bytes",
+    "cache_bytes": "worker_cache_bytes",
+}
+"""Columns that are the total of a figure."""
 
-    @classmethod
-    def of(cls, traffic: Traffic) -> _Totals:
-        models = list(traffic.models.values())
-        return cls(
-            tokens=sum(model.tokens for model in models),
-            pieces=sum(model.pieces for model in models),
-            steps=sum(model.steps for model in models),
-            prompt_tokens=sum(model.prompt_tokens for model in models),
-            cached_tokens=sum(model.cached_tokens for model in models),
-            first_tokens=sum(model.first_token_s.count for model in models),
-            first_s=sum(model.first_token_s.sum for model in models),
-            gaps=sum(model.inter_token_s.count for model in models),
-            gap_s=sum(model.inter_token_s.sum for model in models),
-        )
+_SHARES = {
+    "batch": ("step_rows", "steps"),
+    "time_to_first_token_s": ("time_to_first_token_sum", "time_to_first_token_count"),
+    "inter_token_s": ("inter_token_sum", "inter_token_count"),
+    "cache_hit_rate": ("cached_prompt_tokens", "prompt_tokens"),
+}
+"""Columns that are the growth of one total over that of another."""
+
+Totals = Mapping[str, float]
 
 
 class MetricsHistory:
     """The samples, oldest first."""
 
-    def __init__(self, traffic: Traffic, fleet: Fleet, flights: Flights) -> None:
+    def __init__(self, figures: ModelFigures) -> None:
         self.samples: deque[Sample] = deque(maxlen=SAMPLES_MAX)
         self.taken = 0
         """Number of samples taken, including discarded ones."""
-        self._traffic = traffic
-        self._fleet = fleet
-        self._flights = flights
-        self._before = _Totals()
-        self._sampled_at: float | None = None
-        self._window: deque[tuple[float, _Totals]] = deque(maxlen=int(WINDOW_S / SAMPLE_S) + 1)
+        self._figures = figures
+        self._window: deque[tuple[float, Totals]] = deque(maxlen=int(WINDOW_S / SAMPLE_S) + 1)
         """Totals of the samples in the window, with their times, and those just before it."""
 
     def since(self, taken: int) -> list[Sample]:
@@ -96,58 +83,47 @@ class MetricsHistory:
 
     def tick(self, now: float) -> None:
         """Take a sample if one is due. Call this more often than once a second."""
-        if self._sampled_at is None:
-            self._sampled_at, self._before = now, _Totals.of(self._traffic)
-            self._window.append((now, self._before))
-        elif now - self._sampled_at >= SAMPLE_S:
-            self._take(now, now - self._sampled_at)
+        if not self._window:
+            self._window.append((now, self._figures.totals()))
+        elif now - self._window[-1][0] >= SAMPLE_S:
+            self._take(now)
 
-    def _take(self, now: float, passed_s: float) -> None:
-        before, after = self._before, _Totals.of(self._traffic)
-        beats = [worker.beat for worker in self._fleet if worker.beat is not None]
-        told = [beat.resources for beat in beats if beat.resources is not None]
-        running = sum(beat.running for beat in beats)
-        firsts = sorted(seconds for at, seconds in self._traffic.first_tokens if at > now - WINDOW_S)
-        start = self._enter_window(now, after)
+    def _take(self, now: float) -> None:
+        sampled_at, before = self._window[-1]
+        after = self._figures.totals()
+        firsts = sorted(s for at, s in self._figures.traffic.first_tokens if at > now - WINDOW_S)
+        self._enter_window(now, after)
+        tokens = _growth("generation_tokens", before, after)
+        values: dict[str, Any] = {column: after.get(name, 0) for column, name in _NOW.items()}
+        values |= {column: _share(*names, before, after) for column, names in _SHARES.items()}
         self.samples.append(
             Sample(
                 at=now,
-                tokens_per_s=round((after.tokens - before.tokens) / passed_s, 3),
-                running=running,
-                waiting=sum(beat.waiting for beat in beats) + len(self._flights.waiting()),
-                batch=_share(after.pieces - before.pieces, after.steps - before.steps),
-                time_to_first_token_s=_share(
-                    after.first_s - before.first_s, after.first_tokens - before.first_tokens
-                ),
-                inter_token_s=_share(after.gap_s - before.gap_s, after.gaps - before.gaps),
-                cache_hit_rate=_share(
-                    after.cached_tokens - before.cached_tokens, after.prompt_tokens - before.prompt_tokens
-                ),
-                resident_bytes=sum(each.resident_bytes for each in told),
-                device_bytes=sum(each.device_bytes for each in told),
-                cache_bytes=sum(worker.cache_bytes for worker in self._fleet),
+                tokens_per_s=round(tokens / (now - sampled_at), 3),
                 first_token_p50_s=_percentile(firsts, 0.5),
                 first_token_p95_s=_percentile(firsts, 0.95),
-                cache_hit_rate_1m=_share(
-                    after.cached_tokens - start.cached_tokens, after.prompt_tokens - start.prompt_tokens
-                ),
+                cache_hit_rate_1m=_share(*_SHARES["cache_hit_rate"], self._window[0][1], after),
+                **values,
             )
         )
         self.taken += 1
-        self._sampled_at, self._before = now, after
 
-    def _enter_window(self, now: float, totals: _Totals) -> _Totals:
-        """Add totals to the window; return those of its start."""
+    def _enter_window(self, now: float, totals: Totals) -> None:
         self._window.append((now, totals))
         while len(self._window) > 1 and self._window[1][0] <= now - WINDOW_S:
             self._window.popleft()
-        return self._window[0][1]
+
+
+def _growth(name: str, before: Totals, after: Totals) -> float:
+    return after.get(name, 0) - before.get(name, 0)
+
+
+def _share(part: str, whole: str, before: Totals, after: Totals) -> float | None:
+    """Return the growth of one total over that of another; None if that has not grown."""
+    grown = _growth(whole, before, after)
+    return round(_growth(part, before, after) / grown, 6) if grown else None
 
 
 def _percentile(values: Sequence[float], share: float) -> float | None:
     """Return the smallest of the ascending `values` that at least `share` of them do not exceed."""
     return round(values[max(0, math.ceil(share * len(values)) - 1)], 4) if values else None
-
-
-def _share(part: float, whole: float) -> float | None:
-    return round(part / whole, 6) if whole else None

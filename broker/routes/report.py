@@ -94,17 +94,26 @@ def status(
             "memory_budget": dispatcher.catalogue.memory_budget,
             "stopping": dispatcher.stopping,
             "captured": captured,
-            "failover": dict(dispatcher.failover.counts),
             "continued_by": dict(dispatcher.failover.continued_by),
-            "dropped": dict(dispatcher.dropped),
-            "line_errors": dict(line_errors),
-            "responses": {str(status): count for status, count in sorted(http_counters.statuses.items())},
-            "errors": dict(http_counters.errors),
+            **gateway_counts(dispatcher, http_counters, line_errors),
         },
         "models": [_model(dispatcher, name) for name in sorted(dispatcher.fleet.models)],
         "workers": [_worker(dispatcher, worker, moment) for worker in dispatcher.fleet],
         "requests": requests(dispatcher, moment),
         "recent": recent(dispatcher.traffic, http_counters.refusals, moment),
+    }
+
+
+def gateway_counts(
+    dispatcher: Dispatcher, http_counters: HttpCounters, line_errors: Mapping[str, int]
+) -> dict[str, dict[str, int]]:
+    """Return the gateway's counters by event, reason or code."""
+    return {
+        "failover": dict(dispatcher.failover.counts),
+        "dropped": dict(dispatcher.dropped),
+        "line_errors": dict(line_errors),
+        "responses": {str(status): count for status, count in sorted(http_counters.statuses.items())},
+        "errors": dict(http_counters.errors),
     }
 
 
