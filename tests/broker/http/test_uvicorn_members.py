@@ -1,4 +1,4 @@
-"""Members of uvicorn, which documents none of them, that the gateway's connections rely on."""
+"""Members of uvicorn, which documents none of them, that the gateway's server and connections rely on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from broker.http import close_delimited, connection, fast_path
+from broker.http import close_delimited, connection, fast_path, server
 from tests.broker.http.echo_server import Echo
 
 PROTOCOL = """
@@ -27,6 +27,8 @@ CYCLE = """
     response_started scope transport waiting_for_100_continue
 """
 FLOW = "read_paused resume_reading write_paused"
+SERVER = "config handle_exit shutdown startup"
+CONFIG = "http_protocol_class"
 
 
 def used(module: Any) -> set[str]:
@@ -34,7 +36,7 @@ def used(module: Any) -> set[str]:
     nodes = list(ast.walk(ast.parse(inspect.getsource(module))))
     attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
     owned = {node.attr for node in attributes if re.match(r"(self|cycle)\b", ast.unparse(node))}
-    return owned | {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+    return owned | {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
 async def test_members_that_are_relied_on_exist_and_are_all_named_here() -> None:
@@ -47,8 +49,11 @@ async def test_members_that_are_relied_on_exist_and_are_all_named_here() -> None
         cast(Any, {}), cast(Any, None), flow, protocol.logger, protocol.logger, False, [], asyncio.Event(),
         False, True, lambda: None,
     )  # fmt: skip
-    names = used(connection) | used(close_delimited) | used(fast_path)
-    for owner, listed in ((protocol, PROTOCOL), (cycle, CYCLE), (flow, FLOW)):
-        assert set(listed.split()) <= set(dir(owner))
-    members = {name for owner in (protocol, cycle, flow) for name in dir(owner) if not name.startswith("__")}
-    assert names & members == set(f"{PROTOCOL} {CYCLE} {FLOW}".split())
+    named = {
+        protocol: PROTOCOL, cycle: CYCLE, flow: FLOW, uvicorn.Server(config): SERVER, config: CONFIG,
+    }  # fmt: skip
+    for owner, names in named.items():
+        assert set(names.split()) <= set(dir(owner))
+    members = {name for owner in named for name in dir(owner) if not name.startswith("__")}
+    relied_on = set().union(*map(used, (connection, close_delimited, fast_path, server)))
+    assert relied_on & members == set(" ".join(named.values()).split())
