@@ -120,7 +120,7 @@ class KVLayer:
     def prepare(
         self, refills: Sequence[Refill], joining: Sequence[Any], lengths: Sequence[int]
     ) -> list[mx.array]:
-        """Return what must be evaluated before `rearrange`: copies of all rows that move. `joining`: caches
+        """Return what must be evaluated before `rearrange`: copies of the rows that move. `joining`: caches
         of single rows; `lengths`: their numbers of tokens.
 
         Writing to a buffer while a read of it is pending would copy all of it.
@@ -130,15 +130,17 @@ class KVLayer:
             for number, (cache, length) in enumerate(zip(joining, lengths, strict=True))
         }
         self._moved, self._built = {}, {}
+        copies: list[mx.array] = []
         for refill in refills:
+            moving = [source for source in refill.sources.values() if source.bucket in self._buffers]
             if refill.old is None:
                 self._build(refill, joining)
-            else:
-                for source in refill.sources.values():
-                    if source.bucket in self._buffers:
-                        self._moved[source] = [mx.contiguous(leaf) for leaf in self._slot(source)]
-        built = [leaf for leaves in self._built.values() for leaf in leaves]
-        return [*built, *(leaf for leaves in self._moved.values() for leaf in leaves)]
+                copies += self._built.get(refill.bucket, []) if moving else []
+                continue
+            for source in moving:
+                self._moved[source] = [mx.contiguous(leaf) for leaf in self._slot(source)]
+                copies += self._moved[source]
+        return copies
 
     def rearrange(self, refills: Sequence[Refill]) -> None:
         """Rearrange the rows into the prepared buckets."""
