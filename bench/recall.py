@@ -2,7 +2,7 @@
 
     python -m bench.recall [--tokens 16000] [--facts 64] [--prompts 7] [--questions 4] [--keep 0.3,0.1]
 
-Facts are spread over a prompt (`bench.info`), and a model that recalls all of them (`bench.recall_model`) is
+Facts are spread over a prompt (`bench.facts`), and a model that recalls all of them (`bench.recall_model`) is
 asked about one: plain facts, and facts that refer to another. Token importance is scored by the model itself,
 or by a smaller one with other embeddings and a less confident distribution. Reported are correct answers, and
 how often all tokens of the facts were kept.
@@ -88,7 +88,7 @@ def measure(
     networks: dict[str, Any],
     prompt: FactPrompt,
     questions: Sequence[Question],
-    keeps_draft_kv: Sequence[float],
+    keeps: Sequence[float],
     seed: int,
 ) -> Iterator[tuple[Question, str, float, bool, bool]]:
     """Yield for each question: the scorer, the share of tokens kept, whether the answer was correct, and
@@ -100,7 +100,7 @@ def measure(
         whole = copied(weighers["itself"], question.tokens[:-1])
         yield question, "all tokens", 1.0, is_right(whole, question), True
         for who, found in weights(weighers, question, seed * 1000 + number):
-            for keep in keeps_draft_kv:
+            for keep in keeps:
                 spans = least(found, keep, 0)
                 side = Side(networks["itself"])
                 side.read([*prompt.tokens, *question.tokens[:-1]], spans)
@@ -135,19 +135,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(arguments)
     names = ("itself", "a smaller one")
     networks = {name: recaller(name, seed, sharpness=asked.sharpness) for seed, name in enumerate(names)}
-    keeps_draft_kv = list(map(float, asked.keep.split(",")))
+    keeps = list(map(float, asked.keep.split(",")))
     counts: dict[tuple[bool, float, str], Count] = {}
     for seed in range(asked.prompts):
-        prompt = FactPrompt(asked.tokens, asked.info, seed)
+        prompt = FactPrompt(asked.tokens, asked.facts, seed)
         questions = [
             question
             for leading in (False, True)
             for question in prompt.questions(asked.questions, leading=leading)
         ]
-        for question, who, keep, *outcome in measure(networks, prompt, questions, keeps_draft_kv, seed):
+        for question, who, keep, *outcome in measure(networks, prompt, questions, keeps, seed):
             counts.setdefault((len(question.places) > 1, keep, who), Count()).add(*outcome)
         print(f"{seed + 1} of {asked.prompts}", flush=True)
-    print_counts(counts, f"{asked.tokens:,} tokens, {asked.info} facts")
+    print_counts(counts, f"{asked.tokens:,} tokens, {asked.facts} facts")
 
 
 def print_counts(counts: dict[tuple[bool, float, str], Count], title: str) -> None:
