@@ -1,7 +1,8 @@
 """Our server and other servers, each started as its users start it, on one model folder and with one BLAS.
 
 Upstream's two are installed in our own environment. The others need other versions of upstream, and each has
-an environment of its own, created when it is first named.
+an environment of its own, created when it is first named. The path of another checkout of this project names
+its server, which runs in our environment, so that two commits can be compared.
 """
 
 from __future__ import annotations
@@ -124,9 +125,21 @@ def _last_line(log: Path) -> str:
 
 def command_of(name: str, start: Start) -> Command:
     """Return the command that starts the server `name`. Raises `ValueError` for an unknown name."""
+    if is_checkout(name):
+        return replace(_ours(start), environ=checkout_environ(Path(name)))
     if name not in _COMMANDS:
         raise ValueError(f"no server is called {name!r}; known: {', '.join(_COMMANDS)}")
     return _COMMANDS[name](start)
+
+
+def is_checkout(name: str) -> bool:
+    """Return whether `name` is the path of a checkout of this project."""
+    return (Path(name) / "deploy" / "__main__.py").is_file()
+
+
+def checkout_environ(checkout: Path) -> dict[str, str]:
+    """Return the environment in which Python imports our packages from `checkout`, wherever it is started."""
+    return {"PYTHONPATH": str(checkout.resolve()), "PYTHONSAFEPATH": "1"}
 
 
 def _ours(start: Start) -> Command:

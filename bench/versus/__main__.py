@@ -6,7 +6,8 @@
 
 Results replace those of the same models and lines in the file, after each line, so a long run can be done in
 pieces, and an interrupted one loses nothing. `--rivals`: `mlx_lm.server` and `mlx_vlm.server`; `vllm-mlx` and
-`rapid-mlx`, each in an environment that is created when it is first named; `all`. With `--documents` nothing
+`rapid-mlx`, each in an environment that is created when it is first named; `all`; or the path of another
+checkout of this project, such as that of an earlier commit. With `--documents` nothing
 is measured: the README's table, `docs/benchmarks.md` and the charts are written from the file.
 """
 
@@ -20,16 +21,18 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from bench.models import bench_folder
-from bench.rivals import KNOWN, NAMES
+from bench.rivals import KNOWN, NAMES, is_checkout
 from bench.versus import (
     chats,
     deaths,
     documents,
     facts,
     front,
+    lengths,
     overload,
     results,
     reuse,
@@ -55,6 +58,7 @@ MODELS = (*RANDOM, *TALKING)
 Measure = Callable[[Task], Iterator[list[Entry]]]
 LINES: dict[str, tuple[Measure, tuple[str, ...]]] = {
     chats.LINE: (chats.measure, tuple(TALKING)),
+    **{line: (partial(lengths.measure, line), ("smollm2",)) for line in lengths.LINES},
     starts.LINE: (starts.measure, tuple(TALKING)),
     tradeoff.LINE: (tradeoff.measure, ("smollm2",)),
     throughput.LINE: (throughput.measure, RANDOM),
@@ -122,7 +126,7 @@ def _tell(found: Sequence[Entry], seconds: float) -> None:
 
 def _rivals(named: str) -> list[str]:
     found = list(KNOWN[1:]) if named == "all" else [name for name in named.split(",") if name]
-    unknown = [name for name in found if name not in KNOWN[1:]]
+    unknown = [name for name in found if name not in KNOWN[1:] and not is_checkout(name)]
     if unknown:
         raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; known: {', '.join(KNOWN[1:])}")
     return found

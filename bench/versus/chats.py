@@ -14,7 +14,7 @@ from bench.client import burst
 from bench.processes import tree_cpu_s
 from bench.rivals import Server
 from bench.versus.fleet import fleet
-from bench.versus.results import OURS, Entry
+from bench.versus.results import Entry
 from bench.versus.throughput import figures, values
 from bench.versus.turns import Figure, Task, Values, entries, within
 
@@ -72,7 +72,7 @@ def measure(task: Task) -> Iterator[list[Entry]]:
 async def measure_burst(server: Server, texts: Sequence[str], at: int, max_tokens: int) -> dict[str, float]:
     """Return the figures of `texts`, sent `at` at once. `last`: the longest time to a first text."""
     before = tree_cpu_s(server.process)
-    own = {"ignore_eos": False} if server.name == OURS else {}
+    own = {"ignore_eos": False} if "ignore_eos" in server.fields else {}
     work, answers = await burst(server, texts, at, max_tokens, **own)
     found = values(answers, work.rate, tree_cpu_s(server.process) - before)
     return {**found, "last": 1000 * max(answer.first_s for answer in answers)}
