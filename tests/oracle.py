@@ -5,12 +5,16 @@ KV caches are quantized from its first token on)."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
+import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -49,6 +53,32 @@ class Oracle:
         line = self._process.stdout.readline()
         assert line, "the oracle has ended; its reason is on stderr"
         answers: list[dict[str, Any]] = json.loads(line)
+        return answers
+
+
+class StoredOracle(Oracle):
+    """`Oracle` that keeps its answers in a user's temporary files, for requests that are always the same."""
+
+    def __init__(self) -> None:
+        self._files: list[Path] = []
+
+    def ask(self, folder: Path, requests: Sequence[Request], adapter: Path | None = None) -> None:
+        weights = [(path.name, path.stat().st_size) for path in sorted(folder.glob("*.safetensors"))]
+        question = [weights, version("mlx"), version("mlx-lm"), str(adapter), *requests]
+        key = hashlib.sha256(json.dumps(question).encode()).hexdigest()[:16]
+        self._files.append(Path(tempfile.gettempdir()) / f"roundhouse-answers-{os.getuid()}-{key}.json")
+        if not self._files[-1].exists():
+            super().ask(folder, requests, adapter)
+
+    def hear(self) -> list[dict[str, Any]]:
+        file = self._files.pop(0)
+        if file.exists():
+            answers: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
+            return answers
+        answers = super().hear()
+        draft = file.with_suffix(f".{os.getpid()}")
+        draft.write_text(json.dumps(answers), encoding="utf-8")
+        draft.rename(file)
         return answers
 
 

@@ -54,6 +54,7 @@ LANES = (
     Lane("prompts", 70, "tests.faults.shared_prompts --seed {seed} --kills {count}"),
     Lane("recurrent", 70, "tests.faults.shared_prompts --model hybrid --seed {seed} --kills {count}"),
     Lane("smollm2", 60, "tests.faults.shared_prompts --model smollm2 --seed {seed} --kills {count}"),
+    Lane("brief", 1, "tests.faults.shared_prompts --model smollm2 --brief --kills {count}"),
     Lane("ranks", 25, "tests.faults.ranks --seed {seed} --strikes {count}"),
     Lane("sets", 4, "tests.worker.ranks.lives --first-seed {seed} --seeds {count}"),
     Lane("attacks", 100, "tests.security.attacks --seed {seed} --count {count}", least=5),

@@ -17,7 +17,7 @@ from tests.oracle import Oracle
 
 PIECE_TOKENS_MIN = 4
 """Minimum tokens of a piece of the corpus, which determines the number of pieces."""
-CHAT_SHARE, GREEDY_SHARE = 0.7, 0.6
+CHAT_SHARE = 0.7
 ANSWER_TOKENS_MIN = 16
 TEMPLATE_TOKENS = 40
 """Maximum tokens that a chat template adds to the texts of a prompt."""
@@ -28,13 +28,15 @@ Messages = list[dict[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Tokens of the prompts, of the shared system prompt and of the answers; requests in a set."""
+    """Tokens of the prompts, of the shared system prompt and of the answers; requests in a set, and the share
+    of greedy ones."""
 
     prompt_min: int = 600
     prompt_max: int = 3000
     shared: int = 900
     answer_max: int = 150
     requests: int = 24
+    greedy: float = 0.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ class PromptTexts:
         dice = self._dice
         parameters: Body = {"max_tokens": dice.randint(ANSWER_TOKENS_MIN, self._sizes.answer_max)}
         parameters |= {"ignore_eos": True, "temperature": 0.0}
-        if dice.random() >= GREEDY_SHARE:
+        if dice.random() >= self._sizes.greedy:
             parameters |= {"temperature": 1.0, "seed": dice.randrange(2**40)}
         if dice.random() < CHAT_SHARE:
             return "/v1/chat/completions", {"messages": messages, **parameters}

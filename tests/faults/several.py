@@ -93,11 +93,11 @@ class Server:
 
 
 class FullServer(Server):
-    """`roundhouse serve` of one model, with its default settings."""
+    """`roundhouse serve` of one model, with its default settings and further `flags`."""
 
-    def __init__(self, folder: Path, model: Path) -> None:
+    def __init__(self, folder: Path, model: Path, flags: Sequence[str] = ()) -> None:
         super().__init__(folder)
-        self._flags = [f"--port={self._port}", f"--endpoint={self.endpoint}", f"--model={model}"]
+        self._flags = [f"--port={self._port}", f"--endpoint={self.endpoint}", f"--model={model}", *flags]
 
     def begin(self) -> None:
         self.start("deploy", "serve", *self._flags, "--deaths-max=1000000", "--restart-delay-max=0.2")
@@ -243,9 +243,9 @@ def serving(folder: Path, flags: str = "", **options: Any) -> Iterator[Served]:
 
 
 @contextlib.contextmanager
-def full_server(folder: Path, model: Path) -> Iterator[FullServer]:
+def full_server(folder: Path, model: Path, flags: Sequence[str] = ()) -> Iterator[FullServer]:
     """Run `roundhouse serve`, and end it with all its children at exit."""
-    with contextlib.closing(FullServer(folder, model)) as server:
+    with contextlib.closing(FullServer(folder, model, flags)) as server:
         server.begin()
         yield server
 

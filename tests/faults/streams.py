@@ -150,7 +150,15 @@ class Client(threading.Thread):
     @property
     def cached_tokens(self) -> int:
         """The number of prompt tokens that were restored from the prefix cache."""
-        return int((self.documents[-1]["usage"].get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+        return self._detail("prompt_tokens_details", "cached_tokens")
+
+    @property
+    def accepted_tokens(self) -> int:
+        """The number of accepted draft tokens of a prediction."""
+        return self._detail("completion_tokens_details", "accepted_prediction_tokens")
+
+    def _detail(self, part: str, name: str) -> int:
+        return int((self.documents[-1]["usage"].get(part) or {}).get(name) or 0)
 
 
 def scripted(text: str, tokens: int, seed: int = 0, seen: Sequence[str] = (), thinks: int = 0) -> str:
