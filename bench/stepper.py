@@ -48,7 +48,7 @@ class Engine:
         without = self._mx.get_active_memory()
         self._names = [str(number) for number in range(len(prompts))]
         for name, prompt in zip(self._names, prompts, strict=True):
-            self._prefill(name, prompt)
+            list(self._prefill(name, prompt))
         self._mx.reset_peak_memory()
         for name, prompt in zip(self._names, prompts, strict=True):
             self._start(name, prompt)
@@ -59,9 +59,11 @@ class Engine:
         peak = self._mx.get_peak_memory() - without
         return {"memory": self._engine.cache_bytes() / own, "peak": peak / own}
 
-    def _prefill(self, name: str, prompt: Sequence[int], chunk: int = CHUNK) -> None:
+    def _prefill(self, name: str, prompt: Sequence[int], chunk: int = CHUNK) -> Iterator[int]:
+        """Prefill a prompt and yield each position reached. All new rows of an engine begin here."""
         for at in range(0, len(prompt) - 1, chunk):
             self._engine.prefill({name: prompt[at : min(at + chunk, len(prompt) - 1)]})
+            yield at
 
     def _start(self, name: str, prompt: Sequence[int]) -> None:
         from worker.contract.engine import SamplingParams
@@ -98,8 +100,7 @@ class Engine:
         self._engine.reset()
         copies = Copies(self._engine)
         with copies.counting():
-            for at in range(0, len(prompt) - 1, chunk):
-                self._engine.prefill({"long": prompt[at : min(at + chunk, len(prompt) - 1)]})
+            for _ in self._prefill("long", prompt, chunk):
                 copies.look()
         return copies.over(self._engine.row_bytes(len(prompt)))
 
@@ -108,7 +109,7 @@ class Engine:
         the row that joins; plain steps included."""
         self.open(prompts)
         copies = Copies(self._engine)
-        self._prefill("joining", joining)
+        list(self._prefill("joining", joining))
         copies.look()
         found: Result = {}
         changes: dict[str, Callable[[], None]] = {
