@@ -45,7 +45,7 @@ from worker.contract.kv_quantization import KVQuantization
 from worker.preload import preload_openblas
 
 ARCHITECTURES = (*CONFIGS, *ZOO)
-TALKING, TALKING_ROWS = "smollm2", 6
+TALKING, TALKING_ROWS = "smollm2", 4
 TALKING_FOLDER = Path(__file__).resolve().parents[2] / ".venv" / "models" / TALKING
 ROWS = 14
 """Default number of rows in a scenario."""
