@@ -61,6 +61,8 @@ class Engine:
 
     def _prefill(self, name: str, prompt: Sequence[int], chunk: int = CHUNK) -> Iterator[int]:
         """Prefill a prompt and yield each position reached. All new rows of an engine begin here."""
+        if hasattr(self._engine, "expect_tokens"):
+            self._engine.expect_tokens(name, len(prompt))
         for at in range(0, len(prompt) - 1, chunk):
             self._engine.prefill({name: prompt[at : min(at + chunk, len(prompt) - 1)]})
             yield at

@@ -66,7 +66,7 @@ async def _together(server: Server, folder: Path, round: int) -> Values:
     answers = await _answers(server, COMING, round, COMING_WORDS, COMING_TOKENS)
     gaps = [after - before for answer in answers for before, after in itertools.pairwise(answer.pieces)]
     return {
-        "first": 1000 * statistics.median(answer.first_piece_s for answer in answers),
+        "first": 1000 * statistics.median(answer.pieces[0] - answer.sent_at for answer in answers),
         "done": 1000 * statistics.mean(answer.pieces[-1] - answer.sent_at for answer in answers),
         "longest": 1000 * max(gaps),
     }
@@ -95,7 +95,9 @@ async def _alone(server: Server, folder: Path, round: int) -> Values:
             answers = [
                 await ask(http, server, [_SILENT, {"role": "user", "content": text}], 4) for text in texts
             ]
-            found[f"first{tokens}"] = 1000 * statistics.median(each.first_piece_s for each in answers)
+            found[f"first{tokens}"] = 1000 * statistics.median(
+                each.pieces[0] - each.sent_at for each in answers
+            )
     return found
 
 

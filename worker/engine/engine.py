@@ -113,7 +113,7 @@ class BatchEngine:
             model,
             self._fresh,
             self.adapters.batch.applied,
-            self._hidden_states,
+            hidden_states,
             agree,
             is_batchable=self.capabilities.together,
             is_bucketed=self.capabilities.bucketed,
@@ -139,7 +139,7 @@ class BatchEngine:
             self.drafter, self._hidden_states = None, NullSink()
         self._decode_model = replace(
             self._decode_model,
-            hidden_states=self._hidden_states,
+            hidden_states=self._decode_model.hidden_states if self.capabilities.ahead else None,
             rows_max=rows_max,
             width_max=draft_tokens_max or 1,
         )
@@ -258,7 +258,8 @@ class BatchEngine:
             if batch not in verifying:
                 questions += batch.dispatch()
                 plain.append(batch)
-        self._helpers.run(questions)
+        if questions:
+            self._helpers.run(questions)
         self._unread = [_Unread(list(batch.members), batch.drawn()) for batch in plain]
         self._advance(1)
         for batch in verifying:

@@ -115,7 +115,7 @@ class CacheBatch:
     def _outgrown(self) -> bool:
         """Return whether a row has no room for a step."""
         return any(
-            self._capacity(max(self.lengths[row] for row in bucket.rows)) > bucket.columns
+            max(self.lengths[row] for row in bucket.rows) + FED_MAX > bucket.columns
             for bucket in self._positions.buckets
         )
 

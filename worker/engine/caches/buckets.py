@@ -23,7 +23,7 @@ SIMILAR_TOKENS = 512
 """Rows up to this length are similar: padding them costs less than a forward pass of their own."""
 SPARE_SHARE = 4
 """A bucket that needs more slots gets one more for every four of its rows, so that it is seldom copied. It is
-copied into a smaller one when more than one slot for every three of its rows is empty."""
+copied into a smaller one when more than one slot, or one for every three of its rows, is empty."""
 
 
 def capacity(tokens: int) -> int:
@@ -97,7 +97,7 @@ def _refilled(
 ) -> Refill:
     slots = places if keeps_order or old is None else _seated(old, places, sources)
     count, has = len(slots), old.slots if old else 0
-    if old is not None and count <= has and 3 * (has - count) <= max(count, 1):
+    if old is not None and 0 <= has - count <= max(count // 3, count > 1):
         bucket = Bucket(columns, slots, has)
         moved = {
             slot: sources[place] for slot, place in enumerate(slots) if sources[place] != Source(old, slot)
