@@ -16,6 +16,7 @@ LEADING_MAX = 256
 times as long, and keeps all tokens that tie with the last."""
 
 _WORD = 2**32
+_MASK = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
@@ -103,9 +104,9 @@ def most_likely(logits: mx.array) -> mx.array:
 def mixed(value: int) -> int:
     """Apply SplitMix64's finalizer: a bijection of 64 bits in which each input bit flips half of the output
     bits."""
-    value = (value + _GOLDEN) % _WORD**2
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) % _WORD**2
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) % _WORD**2
+    value = (value + _GOLDEN) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
     return value ^ (value >> 31)
 
 
@@ -115,7 +116,7 @@ def uniforms_at(mixed_seed: int, position: int) -> tuple[float, float]:
     SplitMix64 (Steele et al., 2014): the mixed seed starts a sequence, the position is the step in it. No two
     positions of a seed share a key; keys of two seeds collide with probability 2^-64.
     """
-    key = mixed((mixed_seed + position * _GOLDEN) % _WORD**2)
+    key = mixed((mixed_seed + position * _GOLDEN) & _MASK)
     high, low = divmod(key, _WORD)
     return (high + 1) / _WORD, (low + 1) / _WORD
 
