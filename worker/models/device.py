@@ -22,15 +22,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def prepare_device(budget: MemoryBudget) -> None:
-    """Apply memory limits and check the compiler. Call before the first array is created."""
+def prepare_device(budget: MemoryBudget, *, is_exact: bool = False) -> None:
+    """Apply memory limits, check the compiler, and choose how layers without a kernel run. Call before the
+    first array is created. `is_exact`: results must be upstream's, bit by bit."""
     import mlx.core as mx
 
-    from worker.models import memory
+    from worker.models import gated_delta, memory
 
     memory.apply(budget)
     if mx.default_device() == mx.cpu:
         ensure_compiler()
+    if not is_exact:
+        gated_delta.install_chunked()
 
 
 def ensure_compiler() -> None:

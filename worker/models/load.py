@@ -131,7 +131,7 @@ class ModelLoader:
         weight_bytes = bytes_of(files) + (self._draft.weight_bytes if self._draft else 0)
         weight_bytes -= self._experts.saved_bytes if self._experts else 0
         budget = self._memory_fit.budget(weight_bytes)
-        prepare_device(budget)
+        prepare_device(budget, is_exact=self._measurement == "exact")
         model, reason = self._attempt(folder, config, task, progress)
         if model is None:
             from worker.models import memory
