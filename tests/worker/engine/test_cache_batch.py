@@ -204,6 +204,22 @@ def test_states_follow_their_rows() -> None:
         assert held[1][:, 0, 0].tolist() == [-row for row in rows]
 
 
+def test_a_state_that_is_taken_out_keeps_nothing_of_the_batch_alive() -> None:
+    def state() -> list[Any]:
+        cache = ArraysCache(size=1)
+        cache[0] = mx.ones((1, 2**18))
+        return [cache]
+
+    batch = CacheBatch(state())
+    batch.rearrange([], [state() for _ in range(8)], [1] * 8)
+    mx.eval(batch.state)
+    [own] = batch.extract(3, [ArraysCache(size=1)])
+    mx.eval(own.state[0])
+    before = mx.get_active_memory()
+    del batch
+    assert before - mx.get_active_memory() >= 8 * 2**20
+
+
 def test_rows_of_unequal_lengths_take_little_more_than_alone() -> None:
     rows = _Rows(KVCache)
     for _ in range(60):

@@ -96,9 +96,12 @@ class StateLayer:
         return True
 
     def extract(self, row: int, fresh: Any) -> Any:
-        """Return a copy of a row as a cache of a single row."""
-        # Rows that have been fed nothing have no state, and upstream cannot extract one.
-        return fresh if self.cache.empty() else self.cache.extract(row)
+        """Copy a row into a cache of a single row; the copy keeps nothing of the batch alive."""
+        if self.cache.empty():
+            return fresh  # of rows that have been fed nothing upstream cannot extract a state
+        own = self.cache.extract(row)
+        own.state = tree_map(_copied, own.state)  # upstream returns views
+        return own
 
     def parts(self) -> list[Layer]:
         """Return the layer itself, its only part."""
@@ -111,6 +114,10 @@ class StateLayer:
     @property
     def nbytes(self) -> int:
         return int(self.cache.nbytes)
+
+
+def _copied(leaf: Any) -> Any:
+    return mx.contiguous(leaf) if isinstance(leaf, mx.array) else leaf
 
 
 def _chosen(rows: mx.array, before: Any, after: Any) -> Any:
