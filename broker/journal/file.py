@@ -12,9 +12,6 @@ of conversations), each stored once. Everything is opaque bytes here. Invariants
 
 from __future__ import annotations
 
-import logging
-import os
-import sqlite3
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -24,25 +21,12 @@ from pathlib import Path
 
 import msgspec
 
-from protocol.secure_files import is_private
-
-log = logging.getLogger(__name__)
+from broker.journal.database import DamagedError, Database
 
 AGE_S_MAX = 30 * 86_400.0
 """Maximum age of an entry in seconds, since its last change."""
-BUSY_S_MAX = 1.0
-"""Longest wait for a lock of another process on the file."""
-CHECKED_BYTES_MAX = 64 * 2**20
-"""A file up to this size is checked as a whole when it is opened."""
 ENTRY_BYTES = 256
 """Overhead of an entry."""
-PAGE_BYTES = 4096
-FREE_PAGES_MAX = 256
-"""Maximum of free pages that are kept for later, and size of the log that is kept."""
-VACUUM_PAGES_MAX = 2048
-"""Maximum of pages that are given back after one group."""
-_EXTRA = 1.5
-"""Size of the file, with indices and free pages, over that of its entries."""
 
 Name = tuple[str, str]
 """Kind and id of an entry."""
@@ -62,10 +46,6 @@ PRAGMA user_version = 1;
 """
 _group: msgspec.msgpack.Decoder[list[bytes]] = msgspec.msgpack.Decoder(list[bytes])
 _encoder = msgspec.msgpack.Encoder()
-
-
-class DamagedError(Exception):
-    """The file holds something that was not written to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,14 +109,12 @@ class JournalFile:
 
     def __init__(self, path: Path, bytes_max: int, now: float) -> None:
         """Open or create the file. Raises `sqlite3.Error`, `OSError`, or `DamagedError`."""
-        self.path = path
         self.nbytes = 0
         self.refused = 0
         """Number of entries that were not written for want of room."""
         self._bytes_max = bytes_max
         self._known: dict[Name, _EntryState] = {}
-        _create(path)
-        self._base = sqlite3.connect(path, timeout=BUSY_S_MAX, isolation_level=None, check_same_thread=False)
+        self._base = Database(path, bytes_max, _SCHEMA)
         with ExitStack() as opened:
             opened.callback(self._base.close)
             self._prepare(now)
@@ -151,22 +129,10 @@ class JournalFile:
     @property
     def is_there(self) -> bool:
         """Whether the file is still at its path: who deletes it wants its content gone."""
-        return self.path.exists()
+        return self._base.path.exists()
 
     def _prepare(self, now: float) -> None:
-        run = self._base.execute
-        run(f"PRAGMA page_size = {PAGE_BYTES}")
-        run("PRAGMA auto_vacuum = INCREMENTAL")
-        run("PRAGMA locking_mode = EXCLUSIVE")
-        run("PRAGMA journal_mode = WAL")
-        run(f"PRAGMA journal_size_limit = {FREE_PAGES_MAX * PAGE_BYTES}")
-        run("PRAGMA synchronous = FULL")
-        run("PRAGMA secure_delete = ON")
-        run(f"PRAGMA max_page_count = {max(64, int(self._bytes_max * _EXTRA) // PAGE_BYTES)}")
-        run("BEGIN IMMEDIATE")  # takes the lock for as long as the file is open
-        run("COMMIT")
-        self._check()
-        self._base.executescript(_SCHEMA)
+        run = self._base.run
         run("DELETE FROM entries WHERE at < ?", (now - AGE_S_MAX,))
         self._sweep_orphans()
         rows = run(
@@ -177,21 +143,8 @@ class JournalFile:
             self._known[kind, id] = _EntryState(number, position, nbytes)
             self.nbytes += nbytes
 
-    def _check(self) -> None:
-        """Raise `DamagedError` if the file is shorter than it says, or inconsistent."""
-        self._base.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        [pages] = self._base.execute("PRAGMA page_count").fetchone()
-        size = self.path.stat().st_size
-        if size < pages * PAGE_BYTES:
-            raise DamagedError(f"{size} bytes instead of {pages * PAGE_BYTES}")
-        if size <= CHECKED_BYTES_MAX:
-            # A quick check does not compare indices with their tables.
-            [told] = self._base.execute("PRAGMA integrity_check(1)").fetchone()
-            if told != "ok":
-                raise DamagedError(str(told))
-
     def _sweep_orphans(self) -> None:
-        run = self._base.execute
+        run = self._base.run
         run("DELETE FROM items WHERE entry NOT IN (SELECT number FROM entries)")
         run("DELETE FROM uses WHERE entry NOT IN (SELECT number FROM entries)")
         run("DELETE FROM blobs WHERE digest NOT IN (SELECT digest FROM uses)")
@@ -200,16 +153,14 @@ class JournalFile:
 
     def entries(self, kind: str) -> Iterator[Entry]:
         """Yield the entries of a kind, oldest first. Raises `DamagedError` or `sqlite3.Error`."""
-        rows = self._base.execute(
+        rows = self._base.run(
             "SELECT number, id, head, ended, at FROM entries WHERE kind = ? ORDER BY at, number", (kind,)
         ).fetchall()
         for number, id, head, ended, at in rows:
             yield Entry((kind, id), _opened(head), self._items(number), bool(ended), at)
 
     def _items(self, number: int) -> list[bytes]:
-        rows = self._base.execute(
-            "SELECT position, data FROM items WHERE entry = ? ORDER BY position", (number,)
-        )
+        rows = self._base.run("SELECT position, data FROM items WHERE entry = ? ORDER BY position", (number,))
         items: list[bytes] = []
         for expected, (position, data) in enumerate(rows):
             if position != expected:
@@ -219,7 +170,7 @@ class JournalFile:
 
     def blob(self, digest: bytes) -> bytes | None:
         """Return a blob; None if it is not there. Raises `DamagedError`."""
-        row = self._base.execute("SELECT data FROM blobs WHERE digest = ?", (digest,)).fetchone()
+        row = self._base.run("SELECT data FROM blobs WHERE digest = ?", (digest,)).fetchone()
         if row is None:
             return None
         data = bytes(row[0])
@@ -231,8 +182,7 @@ class JournalFile:
 
     def apply(self, operations: Sequence[Operation], now: float) -> None:
         """Write a group of operations, all or none of them. Raises `sqlite3.Error`; then close the file."""
-        self._base.execute("BEGIN IMMEDIATE")
-        with self._base:  # commits, or rolls back
+        with self._base.transaction():
             items: dict[Name, list[bytes]] = {}
             for operation in operations:
                 match operation:
@@ -249,22 +199,13 @@ class JournalFile:
                         self._delete(name)
             for name, group in items.items():
                 self._append(name, group)
-        self._shrink()
 
     def tidy(self) -> None:
         """Give the log and all free pages back to the file system. Raises `sqlite3.Error`."""
-        # `execute` would stop after one page: the statement has rows without columns.
-        self._base.executescript("PRAGMA incremental_vacuum")
-        self._base.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-
-    def _shrink(self) -> None:
-        """Give free pages back to the file system, if there are many."""
-        [free] = self._base.execute("PRAGMA freelist_count").fetchone()
-        if free > FREE_PAGES_MAX:
-            self._base.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES_MAX})")
+        self._base.tidy()
 
     def _put(self, put: Put, now: float) -> None:
-        run = self._base.execute
+        run = self._base.run
         size = ENTRY_BYTES + len(put.head) + sum(map(len, put.blobs.values()))
         if not self._make_room(size):
             self.refused += 1
@@ -283,7 +224,7 @@ class JournalFile:
     def _replace(self, name: Name, head: bytes | None, now: float, *, ended: bool) -> None:
         if (known := self._known.get(name)) is not None:
             sealed = None if head is None else _sealed(head)
-            self._base.execute(
+            self._base.run(
                 "UPDATE entries SET head = coalesce(?, head), ended = ?, at = ? WHERE number = ?",
                 (sealed, ended, now, known.number),
             )
@@ -293,7 +234,7 @@ class JournalFile:
         if known is None:
             return
         data = _sealed(_encoder.encode(group))
-        self._base.execute("INSERT INTO items VALUES (?, ?, ?)", (known.number, known.position, data))
+        self._base.run("INSERT INTO items VALUES (?, ?, ?)", (known.number, known.position, data))
         known.position += 1
         known.nbytes += len(data)
         self.nbytes += len(data)
@@ -302,7 +243,7 @@ class JournalFile:
         known = self._known.pop(name, None)
         if known is None:
             return
-        run, number = self._base.execute, (known.number,)
+        run, number = self._base.run, (known.number,)
         digests = run("SELECT digest FROM uses WHERE entry = ?", number).fetchall()
         for table, column in (("entries", "number"), ("items", "entry"), ("uses", "entry")):
             run(f"DELETE FROM {table} WHERE {column} = ?", number)
@@ -316,32 +257,13 @@ class JournalFile:
     def _make_room(self, size: int) -> bool:
         """Delete the oldest ended entries until `size` bytes fit. Return False if they do not."""
         while self.nbytes + size > self._bytes_max:
-            row = self._base.execute(
+            row = self._base.run(
                 "SELECT kind, id FROM entries WHERE ended ORDER BY at, number LIMIT 1"
             ).fetchone()
             if row is None:
                 return False
             self._delete((row[0], row[1]))
         return True
-
-
-def remove(path: Path) -> int:
-    """Delete the file and what SQLite keeps beside it. Return the number of bytes. Raises `OSError`."""
-    total = 0
-    for suffix in ("", "-wal", "-shm", "-journal"):
-        part = path.with_name(path.name + suffix)
-        if part.exists():
-            total += part.stat().st_size
-            part.unlink()
-    return total
-
-
-def _create(path: Path) -> None:
-    """Create folder and file for their owner only; SQLite gives its other files the mode of the first."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not is_private(path.parent):
-        raise PermissionError(f"{path.parent} must be a folder owned by you with mode 0700")
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
 
 
 def _sealed(data: bytes) -> bytes:

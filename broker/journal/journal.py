@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from broker.journal.file import DamagedError, Delete, Entry, JournalFile, Name, Operation, remove
+from broker.journal.database import DamagedError, is_damage, remove
+from broker.journal.file import Delete, Entry, JournalFile, Name, Operation
 
 T = TypeVar("T")
 
@@ -223,7 +224,7 @@ class Journal:
             try:
                 self._file = JournalFile(self.path, self._bytes_max, self._clock())
             except Errors as error:
-                if not _is_damage(error):
+                if not is_damage(error):
                     raise
                 self._start_over(str(error))
                 self._file = JournalFile(self.path, self._bytes_max, self._clock())
@@ -267,14 +268,6 @@ class Journal:
                 )
             self._problem = problem
             self._lose(operation.name for operation in operations)
-        if _is_damage(error):
+        if is_damage(error):
             with contextlib.suppress(OSError):
                 self._start_over(problem)
-
-
-def _is_damage(error: Exception) -> bool:
-    """Return whether the file holds something that was not written to it."""
-    is_of_database = isinstance(error, sqlite3.DatabaseError)
-    return isinstance(error, DamagedError) or (
-        is_of_database and not isinstance(error, sqlite3.OperationalError)
-    )

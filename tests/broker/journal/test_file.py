@@ -13,16 +13,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from broker.journal.database import DamagedError, remove
 from broker.journal.file import (
     AGE_S_MAX,
     Append,
-    DamagedError,
     Delete,
     JournalFile,
     Operation,
     Put,
     Replace,
-    remove,
 )
 from broker.journal.journal import Errors
 
@@ -73,7 +72,7 @@ def content_of(file: JournalFile) -> Content:
     found: Content = {}
     for kind in ("answer", "response"):
         for entry in file.entries(kind):
-            rows = file._base.execute(
+            rows = file._base.run(
                 "SELECT digest FROM uses JOIN entries ON entry = number WHERE kind = ? AND id = ?", entry.name
             )
             data = [file.blob(bytes(digest)) for (digest,) in rows.fetchall()]
@@ -142,6 +141,7 @@ class FileMachine(RuleBasedStateMachine):
             self.file = JournalFile(self.path, BYTES_MAX, 0.0)
             found = content_of(self.file)
         except Errors:
+            self.file.close()
             remove(self.path)
             self.file = JournalFile(self.path, BYTES_MAX, 0.0)
             found = {}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.journal import file as file_module
+from broker.journal import database
 from broker.journal import journal as module
 from broker.journal.file import Append, Delete, JournalFile, Operation, Put, Replace
 from broker.journal.journal import Journal
@@ -137,7 +137,7 @@ def test_a_damaged_or_deleted_file_starts_over(path: Path, caplog: pytest.LogCap
     watched.written(Put(NAME, b"head"))
     assert watched.journal.status().started_over == 1
     assert "starts over" in caplog.text
-    file_module.remove(path)
+    database.remove(path)
     watched.written(Put(OTHER, b"later"))
     watched.journal.close()
     assert heads(path) == {"b": b"later"}
@@ -147,7 +147,7 @@ def test_a_damaged_or_deleted_file_starts_over(path: Path, caplog: pytest.LogCap
 def test_a_journal_that_cannot_be_opened_is_none(
     how: str, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_module, "BUSY_S_MAX", 0.0)
+    monkeypatch.setattr(database, "BUSY_S_MAX", 0.0)
     other: JournalFile | None = None
     if how == "locked":
         other = JournalFile(path, 2**20, 0.0)
