@@ -51,8 +51,8 @@ def file_object(file: FileRecord) -> dict[str, Any]:
     }
 
 
-def batch_object(batch: BatchRecord, done: tuple[int, int]) -> dict[str, Any]:
-    """Return a batch's object. `done`: lines that succeeded and failed so far."""
+def batch_object(batch: BatchRecord) -> dict[str, Any]:
+    """Return a batch's object."""
     times = {
         f"{name}_at": batch.entered.get(name)
         for name in (
@@ -69,7 +69,6 @@ def batch_object(batch: BatchRecord, done: tuple[int, int]) -> dict[str, Any]:
         {"code": fault.code, "message": fault.message, "param": fault.param, "line": fault.line}
         for fault in batch.faults
     ]
-    succeeded, errored = done
     counts = batch.counts
     return {
         "id": batch.id,
@@ -87,8 +86,8 @@ def batch_object(batch: BatchRecord, done: tuple[int, int]) -> dict[str, Any]:
         **times,
         "request_counts": {
             "total": counts.total,
-            "completed": succeeded,
-            "failed": errored + counts.expired,
+            "completed": counts.succeeded,
+            "failed": counts.errored + counts.expired,
         },
         "usage": _usage(counts) if batch.is_over and batch.status != "failed" else None,
         "metadata": batch.metadata,

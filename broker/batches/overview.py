@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from broker.batches.records import BatchRecord
@@ -14,25 +14,23 @@ SHOWN_MAX = 16
 
 def overview(
     batches: Sequence[BatchRecord],
-    done: Callable[[BatchRecord], tuple[int, int]],
     *,
     in_flight: int,
     used: int,
     bytes_max: int,
     problem: str,
 ) -> dict[str, Any]:
-    """Return the part of the status document. `done`: lines of a batch that succeeded and failed.
+    """Return the part of the status document.
 
     `in_flight`: lines that were sent. `used`: bytes on disk. `problem`: why batches wait, if they do.
     """
     unfinished = sorted((b for b in batches if not b.is_over), key=lambda b: (b.created_at, b.id))
-    counts = [(batch, *done(batch)) for batch in unfinished]
     return {
         "statuses": dict(Counter(batch.status for batch in batches)),
         "requests": {
             "total": sum(batch.counts.total for batch in unfinished),
-            "succeeded": sum(succeeded for _, succeeded, _ in counts),
-            "errored": sum(errored for _, _, errored in counts),
+            "succeeded": sum(batch.counts.succeeded for batch in unfinished),
+            "errored": sum(batch.counts.errored for batch in unfinished),
             "in_flight": in_flight,
         },
         "bytes": used,
@@ -45,11 +43,11 @@ def overview(
                 "endpoint": batch.endpoint,
                 "model": batch.model,
                 "total": batch.counts.total,
-                "succeeded": succeeded,
-                "errored": errored,
+                "succeeded": batch.counts.succeeded,
+                "errored": batch.counts.errored,
                 "created_at": batch.created_at,
                 "expires_at": batch.expires_at,
             }
-            for batch, succeeded, errored in counts[:SHOWN_MAX]
+            for batch in unfinished[:SHOWN_MAX]
         ],
     }

@@ -58,15 +58,16 @@ def index_lines(path: Path) -> LineIndex:
     return index
 
 
-def prepare(store: BatchStore, id: str, line_bytes_max: int, now: float) -> LineIndex | None:
-    """Return the lines of a batch, and open its results log. A new batch is validated first, and None is
-    returned if it cannot run. Raises `OSError`."""
+def prepare(
+    store: BatchStore, id: str, line_bytes_max: int, now: float
+) -> tuple[LineIndex, list[int]] | None:
+    """Return the lines of a batch, and the numbers of those that have no result. A new batch is validated
+    first, and None is returned if it cannot run. Raises `StorageError` or `OSError`."""
     batch = store.batches[id]
     index = index_lines(store.content_path(batch.input_file_id))
     if batch.status == "validating" and not _validate(store, batch, index, line_bytes_max, now):
         return None
-    store.results(id)
-    return index
+    return index, store.unanswered(id)
 
 
 def _validate(
@@ -109,12 +110,11 @@ def read(store: BatchStore, batch: BatchRecord, index: LineIndex, number: int) -
 def finalize(store: BatchStore, id: str, index: LineIndex, retention_s: int, now: float) -> None:
     """Write the result files of a batch, and end it; repeatable. Raises `StorageError` or `OSError`."""
     batch = store.batches[id]
-    log = store.results(id)
-    counts = log.counts(batch.counts)
+    counts = batch.counts
     left = counts.total - counts.done
     if batch.ending != "completed":
         counts = replace(counts, **{batch.ending: left})
-    made: list[str | None] = []
+    made: list[FileRecord | None] = []
     for kind, purpose, wanted in RESULT_FILES[batch.dialect]:
         file = FileRecord(
             id=batch.result_file_id(kind),
@@ -126,17 +126,17 @@ def finalize(store: BatchStore, id: str, index: LineIndex, retention_s: int, now
             expires_at=int(now) + (batch.output_expires_s or retention_s),
         )
         made.append(_write(store, file, _documents(store, batch, index, wanted)))
-    output, errors = (*made, None)[:2]
-    store.put(records.finish(batch, counts, output, errors, now))
+    output, errors = (None if file is None else file.id for file in (*made, None)[:2])
+    ended = records.finish(batch, counts, output, errors, now)
+    store.put(ended, [file for file in made if file is not None])
 
 
 def _documents(
     store: BatchStore, batch: BatchRecord, index: LineIndex, wanted: tuple[bool, ...]
 ) -> Iterator[bytes]:
     """Yield the result lines of a batch that succeeded or did not, as `wanted`, in the order of its lines."""
-    log = store.results(batch.id)
     for number in range(1, batch.counts.total + 1):
-        found = log.document(number)
+        found = store.result(batch.id, number)
         if found is None:
             document = unanswered(batch, read(store, batch, index, number))
             found = (False, document) if document is not None else None
@@ -144,8 +144,8 @@ def _documents(
             yield found[1]
 
 
-def _write(store: BatchStore, record: FileRecord, documents: Iterator[bytes]) -> str | None:
-    """Write a result file; None if it would be empty."""
+def _write(store: BatchStore, record: FileRecord, documents: Iterator[bytes]) -> FileRecord | None:
+    """Write the content of a result file, and return its record; None if it would be empty."""
     first = next(documents, None)
     if first is None:
         return None
@@ -154,7 +154,6 @@ def _write(store: BatchStore, record: FileRecord, documents: Iterator[bytes]) ->
         store.write(upload, first + b"\n", RESULTS_SHARE)
         for document in documents:
             store.write(upload, document + b"\n", RESULTS_SHARE)
-        store.commit(upload, record)
+        return store.settle(upload, record)
     finally:
         store.abandon(upload)  # it has no effect on a file that is complete
-    return record.id

@@ -11,6 +11,9 @@ says which status follows `finalizing`, so that a restart in between ends the ba
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import reduce
 from typing import Literal
 
 from msgspec import Struct
@@ -27,6 +30,20 @@ OVER: frozenset[BatchStatus] = frozenset(("failed", "completed", "expired", "can
 WINDOW_S = 24 * 3600
 """Completion window of a batch in seconds: the only one that the APIs have."""
 _SEED_BITS = 63
+
+
+Tokens = tuple[int, int, int, int]
+"""Input, cached, output and reasoning tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class LineResult:
+    """The result of line `number`: `document` is its line of the result file."""
+
+    number: int
+    is_success: bool
+    tokens: Tokens
+    document: bytes
 
 
 class FileRecord(Struct, frozen=True, kw_only=True):
@@ -74,6 +91,19 @@ class Counts(Struct, frozen=True, kw_only=True):
     def done(self) -> int:
         return self.succeeded + self.errored
 
+    def plus(self, result: LineResult) -> Counts:
+        """Return the counts with another result."""
+        read, cached, output, reasoning = result.tokens
+        return replace(
+            self,
+            succeeded=self.succeeded + result.is_success,
+            errored=self.errored + (not result.is_success),
+            input_tokens=self.input_tokens + read,
+            cached_tokens=self.cached_tokens + cached,
+            output_tokens=self.output_tokens + output,
+            reasoning_tokens=self.reasoning_tokens + reasoning,
+        )
+
 
 class BatchRecord(Struct, frozen=True, kw_only=True):
     """A batch. `model`: that of its first line. `entered`: when it entered each status, by name.
@@ -108,6 +138,10 @@ class BatchRecord(Struct, frozen=True, kw_only=True):
     @property
     def cancels(self) -> bool:
         return "cancelling" in self.entered
+
+    def with_results(self, results: Iterable[LineResult]) -> BatchRecord:
+        """Return the batch with the counts of further results."""
+        return replace(self, counts=reduce(Counts.plus, results, self.counts))
 
     def seed_of(self, line: int) -> int:
         """Return the seed of a line that names none."""

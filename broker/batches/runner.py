@@ -24,8 +24,7 @@ from broker.batches import processing, records
 from broker.batches.lines import Line, LineAnswer, answered, usage_of, with_seed
 from broker.batches.overview import overview
 from broker.batches.processing import LineIndex
-from broker.batches.records import BatchRecord, Ending, LineFault
-from broker.batches.results import LineResult
+from broker.batches.records import BatchRecord, Ending, LineFault, LineResult
 from broker.batches.store import BatchStore, StorageError
 
 log = logging.getLogger(__name__)
@@ -127,18 +126,10 @@ class BatchRunner:
     def in_flight(self) -> int:
         return sum(len(run.tasks) for run in self._runs.values())
 
-    def done(self, batch: BatchRecord) -> tuple[int, int]:
-        """Return how many lines of a batch succeeded and failed so far."""
-        if (run := self._runs.get(batch.id)) is None or batch.is_over:
-            return batch.counts.succeeded, batch.counts.errored
-        counts = self._store.results(run.id).counts(batch.counts)
-        return counts.succeeded, counts.errored
-
     def overview(self) -> dict[str, Any]:
         """Return the part of the status document."""
         return overview(
             list(self._store.batches.values()),
-            self.done,
             in_flight=self.in_flight,
             used=self._store.used,
             bytes_max=self._store.bytes_max,
@@ -221,19 +212,17 @@ class BatchRunner:
     async def _open(self, batch: BatchRecord) -> _Run | None:
         """Return the run of a batch, which is validated first if it is new; None if it failed."""
         try:
-            index = await self.thread.do(
+            prepared = await self.thread.do(
                 processing.prepare, self._store, batch.id, self._line_bytes_max, self._clock()
             )
         except FileNotFoundError:
             fault = LineFault(code="file_not_found", message="The input file of the batch is gone.")
             await self.thread.do(self._change, batch.id, partial(records.fail, faults=[fault]))
             return None
-        if index is None:
+        if prepared is None:
             return None
-        results = self._store.results(batch.id)  # opened by `prepare`
-        total = self._store.batches[batch.id].counts.total
-        todo = deque(number for number in range(1, total + 1) if number not in results)
-        run = self._runs[batch.id] = _Run(batch.id, index, todo)
+        index, unanswered = prepared
+        run = self._runs[batch.id] = _Run(batch.id, index, deque(unanswered))
         return run
 
     async def _stop(self, run: _Run, ending: Ending) -> None:

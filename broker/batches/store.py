@@ -1,14 +1,12 @@
 """Store of files and batches, in a folder of its own. Synchronous; on one thread.
 
-    lock                    taken by the process that uses the folder
+    batches.sqlite          the records of files and batches, and the results of batches that are not over
     uploads/                files that are being received or written, removed when the folder is opened
-    files/ID.json, .jsonl   a file: its record and its content
-    batches/ID.json         a batch
-    batches/ID.results      its results log, until it is over
+    files/ID.jsonl          the content of a file
 
-A record is replaced atomically. The content of a file is complete and on the disk before its record exists,
-and its record is removed before its content, so a file with a record is whole. `files` and `batches` mirror
-the records; other threads may read them, and only the store's own changes them.
+Every change is one transaction. The content of a file is complete and on the disk before its record exists,
+and its record is removed before its content, so a file with a record is whole. `files` and
+`batches` mirror the tables; other threads may read them, and only the store's own changes them.
 
 Bounds: uploads may take `UPLOADS_SHARE` of `bytes_max`, results the rest. Everything has an age at which it
 is deleted, unless a batch needs it that is not over.
@@ -16,19 +14,21 @@ is deleted, unless a batch needs it that is not over.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
-from collections.abc import Collection, Iterator
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO
 
 import msgspec
+from msgspec.structs import replace
 
-from broker.batches.durable import open_private, settle, sync_folder, write_file
-from broker.batches.records import BatchRecord, FileRecord
-from broker.batches.results import LineResult, ResultsLog
+from broker.batches import conversion
+from broker.batches.records import BatchRecord, FileRecord, LineResult
+from broker.journal.database import DamagedError, Database
 from protocol.secure_files import is_private
 
 log = logging.getLogger(__name__)
@@ -36,8 +36,19 @@ log = logging.getLogger(__name__)
 UPLOADS_SHARE = 0.5
 FILES_MAX = 10_000
 BATCHES_MAX = 10_000
+DATABASE_NAME = "batches.sqlite"
 
-T = TypeVar("T")
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS files (id TEXT PRIMARY KEY, record BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS batches (id TEXT PRIMARY KEY, record BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS results (
+    batch TEXT NOT NULL, number INTEGER NOT NULL, is_success INTEGER NOT NULL,
+    input INTEGER NOT NULL, cached INTEGER NOT NULL, output INTEGER NOT NULL, reasoning INTEGER NOT NULL,
+    document BLOB NOT NULL, PRIMARY KEY (batch, number));
+PRAGMA user_version = 1;
+"""
+_file: msgspec.json.Decoder[FileRecord] = msgspec.json.Decoder(FileRecord)
+_batch: msgspec.json.Decoder[BatchRecord] = msgspec.json.Decoder(BatchRecord)
 
 
 class StorageError(Exception):
@@ -64,69 +75,100 @@ class BatchStore:
         self.folder = folder
         self.files: dict[str, FileRecord] = {}
         self.batches: dict[str, BatchRecord] = {}
-        self.is_open = False
         self.used = 0
         """Bytes of contents and results."""
         self.bytes_max = bytes_max
         self._uploading = 0
-        self._logs: dict[str, ResultsLog] = {}
-        self._lock: BinaryIO | None = None
+        self._database: Database | None = None
 
     # --- the folder ---
 
+    @property
+    def is_open(self) -> bool:
+        return self._database is not None
+
     def exists(self) -> bool:
         """Return whether the folder holds anything."""
-        return (self.folder / "lock").exists()
+        return (self.folder / DATABASE_NAME).exists() or conversion.is_former(self.folder)
 
     def open(self) -> None:
         """Create the folder if it is missing, lock it, and read all records. Idempotent.
 
-        Raises `StorageError` if another process uses it, or others can enter it, and `OSError`.
+        Raises `OSError`, and `StorageError` if the folder cannot be used.
         """
         if self.is_open:
             return
-        for name in ("", "uploads", "files", "batches"):
+        for name in ("", "uploads", "files"):
             (self.folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
         if not is_private(self.folder):
             raise StorageError(f"{self.folder} must be a folder of your own with mode 0700")
-        self._take_lock()
+        path = self.folder / DATABASE_NAME
         try:
-            self._read()
-        except OSError:
-            self.close()
-            raise
-        self.is_open = True
-
-    def _take_lock(self) -> None:
-        self._lock = open_private(self.folder / "lock", os.O_RDWR | os.O_CREAT)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with ExitStack() as failed, conversion.lock(self.folder):
+                failed.callback(self.close)
+                self._database = Database(path, self.bytes_max, _SCHEMA)
+                self._read()
+                failed.pop_all()
         except BlockingIOError:
-            self._lock.close()
-            self._lock = None
             raise StorageError(f"another gateway uses {self.folder}") from None
+        except (sqlite3.Error, DamagedError, msgspec.DecodeError) as error:
+            raise StorageError(f"{path} cannot be used: {error}") from None
 
     def _read(self) -> None:
+        if conversion.is_former(self.folder):
+            self._convert()
+        files, batches = (self._run(f"SELECT id, record FROM {table}") for table in ("files", "batches"))
+        self.files = {id: _file.decode(record) for id, record in files}
+        self.batches = {id: _batch.decode(record) for id, record in batches}
+        [results] = self._run("SELECT coalesce(sum(length(document)), 0) FROM results").fetchone()
+        self.used = results + sum(file.bytes for file in self.files.values())
         for path in (self.folder / "uploads").iterdir():
             path.unlink()
-        self.files = {record.id: record for record in _records(self.folder / "files", FileRecord)}
-        self.batches = {record.id: record for record in _records(self.folder / "batches", BatchRecord)}
-        over = {batch.id for batch in self.batches.values() if batch.is_over}
-        _remove_orphans(self.folder / "files", ".jsonl", set())
-        _remove_orphans(self.folder / "batches", ".results", over)
-        self.used = sum(file.bytes for file in self.files.values())
-        for id in self.batches.keys() - over:
-            self.results(id)
+        for path in list((self.folder / "files").iterdir()):
+            if path.stem not in self.files:
+                path.unlink()
+
+    def _convert(self) -> None:
+        """Take over what an earlier version has left in files of its own."""
+        with self._transaction():
+            for file in conversion.files(self.folder):
+                self._insert(file)
+            for batch, results in conversion.batches(self.folder):
+                self._insert(batch.with_results(self._insert_results(batch.id, results)))
+        log.info("%s is converted: batches and results are in %s", self.folder, DATABASE_NAME)
+        conversion.remove(self.folder)
 
     def close(self) -> None:
         """Release the folder."""
-        for results in self._logs.values():
-            results.close()
-        self._logs.clear()
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
-        self.is_open = False
+        database, self._database = self._database, None
+        if database is not None:
+            database.close()
+
+    # --- the tables ---
+
+    def _run(self, statement: str, parameters: Sequence[object] = ()) -> sqlite3.Cursor:
+        assert self._database is not None
+        return self._database.run(statement, parameters)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """Write all that the block runs; it is on the disk when this returns. Raises `StorageError`."""
+        assert self._database is not None
+        try:
+            with self._database.transaction():
+                yield
+        except sqlite3.Error as error:
+            raise StorageError(f"The server cannot store this: {error}.") from None
+
+    def _insert(self, record: FileRecord | BatchRecord) -> None:
+        table = "files" if isinstance(record, FileRecord) else "batches"
+        self._run(f"INSERT OR REPLACE INTO {table} VALUES (?, ?)", (record.id, msgspec.json.encode(record)))
+
+    def _insert_results(self, id: str, results: Sequence[LineResult]) -> list[LineResult]:
+        """Return those that are new."""
+        statement = "INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+        rows = [(id, each.number, each.is_success, *each.tokens, each.document) for each in results]
+        return [each for each, row in zip(results, rows, strict=True) if self._run(statement, row).rowcount]
 
     # --- files ---
 
@@ -136,7 +178,7 @@ class BatchStore:
         if len(self.files) >= FILES_MAX:
             raise StorageFullError(f"There are {FILES_MAX} files already; delete some.")
         path = self.folder / "uploads" / name
-        return Upload(path, open_private(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC))
+        return Upload(path, open(path, "wb", opener=_private))
 
     def write(self, upload: Upload, data: bytes, share: float = UPLOADS_SHARE) -> None:
         """Append to a file. `share`: of the store's bytes that all files may take.
@@ -150,17 +192,28 @@ class BatchStore:
         self._uploading += len(data)
 
     def commit(self, upload: Upload, record: FileRecord) -> FileRecord:
-        """Add a complete file. It is on the disk when this returns. Raises `OSError`."""
-        upload.file.close()
-        record = msgspec.structs.replace(record, bytes=upload.size)
-        settle(upload.path, self.content_path(record.id))
-        write_file(self._file_path(record.id), msgspec.json.encode(record))
-        self._uploading -= upload.size
-        before = self.files.get(record.id)
-        self.used += upload.size - (before.bytes if before else 0)
-        upload.size = 0
-        self.files[record.id] = record
+        """Add a complete file. It is on the disk when this returns. Raises `StorageError` or `OSError`."""
+        record = self.settle(upload, record)
+        with self._transaction():
+            self._insert(record)
+        self._add(record)
         return record
+
+    def settle(self, upload: Upload, record: FileRecord) -> FileRecord:
+        """Write the content of a complete file to the disk, and return its record. Raises `OSError`."""
+        upload.file.flush()
+        os.fsync(upload.file.fileno())
+        upload.file.close()
+        upload.path.replace(self.content_path(record.id))
+        _sync_folder(self.folder / "files")
+        self._uploading -= upload.size
+        size, upload.size = upload.size, 0
+        return replace(record, bytes=size)
+
+    def _add(self, record: FileRecord) -> None:
+        before = self.files.get(record.id)
+        self.used += record.bytes - (before.bytes if before else 0)
+        self.files[record.id] = record
 
     def abandon(self, upload: Upload) -> None:
         """Remove a file that was not committed. Idempotent."""
@@ -176,73 +229,86 @@ class BatchStore:
         """Return the path of a file's content."""
         return self.folder / "files" / f"{id}.jsonl"
 
-    def _file_path(self, id: str) -> Path:
-        return self.folder / "files" / f"{id}.json"
-
     def is_in_use(self, id: str) -> bool:
         """Return whether a batch that is not over reads this file."""
         return any(batch.input_file_id == id and not batch.is_over for batch in self.batches.values())
 
     def delete_file(self, id: str) -> None:
-        """Delete a file. Unknown ids are ignored. Raises `OSError`."""
-        record = self.files.pop(id, None)
-        if record is not None:
-            self._file_path(id).unlink(missing_ok=True)
-            sync_folder(self.folder / "files")
+        """Delete a file. Unknown ids are ignored. Raises `StorageError` or `OSError`."""
+        if id in self.files:
+            with self._transaction():
+                self._run("DELETE FROM files WHERE id = ?", (id,))
+            self.used -= self.files.pop(id).bytes
             self.content_path(id).unlink(missing_ok=True)
-            self.used -= record.bytes
 
     # --- batches ---
 
-    def put(self, batch: BatchRecord) -> None:
-        """Store a new batch, or the next state of one. It is on the disk when this returns.
+    def put(self, batch: BatchRecord, files: Sequence[FileRecord] = ()) -> None:
+        """Store a new batch, or the next state of one, and the settled files that it made. It is on the disk
+        when this returns.
 
-        Raises `StorageError` or `OSError`.
+        Raises `StorageError`.
         """
         if batch.id not in self.batches and len(self.batches) >= BATCHES_MAX:
             raise StorageFullError(f"There are {BATCHES_MAX} batches already.")
-        write_file(self.folder / "batches" / f"{batch.id}.json", msgspec.json.encode(batch))
+        with self._transaction():
+            self._insert(batch)
+            for file in files:
+                self._insert(file)
+            freed = self._delete_results(batch.id) if batch.is_over else 0
+        self.used -= freed
         self.batches[batch.id] = batch
-        if batch.is_over:
-            self._drop_results(batch.id)
+        for file in files:
+            self._add(file)
 
-    def results(self, id: str) -> ResultsLog:
-        """Return the results log of a batch that is not over. Raises `OSError`."""
-        found = self._logs.get(id)
-        if found is None:
-            found = self._logs[id] = ResultsLog(self.folder / "batches" / f"{id}.results")
-            self.used += found.size
-        return found
+    def _delete_results(self, id: str) -> int:
+        of = (id,)
+        [size] = self._run(
+            "SELECT coalesce(sum(length(document)), 0) FROM results WHERE batch = ?", of
+        ).fetchone()
+        self._run("DELETE FROM results WHERE batch = ?", of)
+        return int(size)
 
-    def append(self, id: str, found: list[LineResult]) -> None:
-        """Append results to a batch. Raises `StorageFullError` or `OSError`; then none is stored."""
-        results = self.results(id)
-        if self.used + sum(len(result.document) for result in found) > self.bytes_max:
+    def append(self, id: str, results: Sequence[LineResult]) -> None:
+        """Add results to a batch. Raises `StorageError`; then none is stored."""
+        size = sum(len(result.document) for result in results)
+        if self.used + size > self.bytes_max:
             raise StorageFullError("The results of batches take all the space that they may.")
-        before = results.size
-        results.append(found)
-        self.used += results.size - before
+        with self._transaction():
+            added = self._insert_results(id, results)
+            batch = self.batches[id].with_results(added)
+            self._insert(batch)
+        self.used += sum(len(result.document) for result in added)
+        self.batches[id] = batch
 
-    def _drop_results(self, id: str) -> None:
-        results = self._logs.pop(id, None)
-        if results is not None:
-            self.used -= results.size
-            results.close()
-            results.path.unlink(missing_ok=True)
+    def unanswered(self, id: str) -> list[int]:
+        """Return the numbers of the lines that have no result."""
+        rows = self._run("SELECT number FROM results WHERE batch = ?", (id,))
+        answered = {number for (number,) in rows}
+        total = self.batches[id].counts.total
+        return [number for number in range(1, total + 1) if number not in answered]
+
+    def result(self, id: str, number: int) -> tuple[bool, bytes] | None:
+        """Return whether a line succeeded, and its line of the result file; None: it has no result."""
+        row = self._run(
+            "SELECT is_success, document FROM results WHERE batch = ? AND number = ?", (id, number)
+        ).fetchone()
+        return None if row is None else (bool(row[0]), row[1])
 
     def delete_batch(self, id: str) -> None:
-        """Delete a batch that is over, and the files that only it has. Raises `OSError`."""
-        batch = self.batches.pop(id, None)
+        """Delete a batch that is over, and the files that only it has. Raises `StorageError` or `OSError`."""
+        batch = self.batches.get(id)
         if batch is None:
             return
-        (self.folder / "batches" / f"{id}.json").unlink(missing_ok=True)
-        sync_folder(self.folder / "batches")
+        with self._transaction():
+            self._run("DELETE FROM batches WHERE id = ?", (id,))
+        del self.batches[id]
         if batch.dialect == "anthropic":
             for file in (batch.input_file_id, batch.output_file_id):
                 self.delete_file(file or "")
 
     def expire(self, now: float, age_s_max: float) -> None:
-        """Delete what is too old. `age_s_max`: of a batch since its end. Raises `OSError`."""
+        """Delete what is too old. `age_s_max`: of a batch since its end. Raises as `delete_batch`."""
         for batch in list(self.batches.values()):
             if batch.is_over and max(batch.entered.values()) + age_s_max < now:
                 self.delete_batch(batch.id)
@@ -251,18 +317,14 @@ class BatchStore:
                 self.delete_file(file.id)
 
 
-def _records(folder: Path, kind: type[T]) -> Iterator[T]:
-    """Yield the records in a folder; a damaged one is reported and left alone."""
-    for path in sorted(folder.glob("*.json")):
-        try:
-            yield msgspec.json.decode(path.read_bytes(), type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            log.error("%s is damaged and ignored: %s", path, error)
+def _private(name: str, flags: int) -> int:
+    return os.open(name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 
-def _remove_orphans(folder: Path, suffix: str, without: Collection[str]) -> None:
-    """Remove incomplete records, and files with this suffix that have no record, or one of `without`."""
-    owners = {path.stem for path in folder.glob("*.json")} - set(without)
-    for path in list(folder.iterdir()):
-        if path.suffix == ".new" or (path.suffix == suffix and path.stem not in owners):
-            path.unlink()
+def _sync_folder(folder: Path) -> None:
+    """Write a folder's entries to the disk. Raises `OSError`."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

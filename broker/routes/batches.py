@@ -31,7 +31,7 @@ async def create_batch(request: Request) -> Response:
     batch = openai.new_batch(body, owner_of(request), time.time())
     await use_store(request, _create, batch)
     runner_of(request).wake()
-    return _shown(request, batch)
+    return _shown(batch)
 
 
 def _create(store: BatchStore, batch: BatchRecord) -> None:
@@ -44,14 +44,13 @@ def _create(store: BatchStore, batch: BatchRecord) -> None:
 
 async def list_batches(request: Request) -> Response:
     """Return one page of the batches, newest first."""
-    runner = runner_of(request)
-    shown = [openai.batch_object(b, runner.done(b)) for b in await own_batches(request, "openai")]
+    shown = [openai.batch_object(batch) for batch in await own_batches(request, "openai")]
     return json_response({"object": "list", **openai.BATCHES.page(shown, request.query_params)})
 
 
 async def one_batch(request: Request) -> Response:
     """Return a batch."""
-    return _shown(request, await find_batch(request, "openai"))
+    return _shown(await find_batch(request, "openai"))
 
 
 async def cancel_batch(request: Request) -> Response:
@@ -59,7 +58,7 @@ async def cancel_batch(request: Request) -> Response:
     batch = await find_batch(request, "openai")
     batch = await use_store(request, cancel, batch.id)
     runner_of(request).wake()
-    return _shown(request, batch)
+    return _shown(batch)
 
 
 def cancel(store: BatchStore, id: str) -> BatchRecord:
@@ -74,8 +73,8 @@ def cancel(store: BatchStore, id: str) -> BatchRecord:
     return cancelled
 
 
-def _shown(request: Request, batch: BatchRecord) -> Response:
-    return json_response(openai.batch_object(batch, runner_of(request).done(batch)))
+def _shown(batch: BatchRecord) -> Response:
+    return json_response(openai.batch_object(batch))
 
 
 ROUTES = [

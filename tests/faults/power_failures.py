@@ -14,11 +14,13 @@ import json
 import os
 import random
 import signal
+import sqlite3
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,6 +31,7 @@ import msgspec
 
 from broker.answers.answer import DISK_S_MAX
 from broker.batches.records import BatchRecord, Dialect
+from broker.batches.store import DATABASE_NAME
 from protocol.state_folder import JOURNAL_NAME
 from tests.faults.event_follower import EventFollower
 from tests.faults.frozen_disk import FrozenDisk
@@ -75,8 +78,8 @@ class Failures:
         self.wrong: list[str] = []
         self._served, self._given = served, given
         self._dice = random.Random(given.seed)
-        self._folder = folder / "batches" / "batches"
-        self.disk = FrozenDisk(folder / "durable" / JOURNAL_NAME, self._folder, self._dice)
+        self._stored = folder / "batches" / DATABASE_NAME
+        self.disk = FrozenDisk([folder / "durable" / JOURNAL_NAME, self._stored], self._dice)
         self._responses: dict[str, tuple[Asked, int]] = {}
         self._under_way: set[str] = set()
         self._batches: dict[str, tuple[Dialect, list[Asked]]] = {}
@@ -251,7 +254,9 @@ class Failures:
         self.outcomes["twice"] += len(ids) - len(set(ids))
         if ids != list(range(len(lines))):
             self.wrong.append(f"{id} has the results of {ids}")
-        record = msgspec.json.decode((self._folder / f"{id}.json").read_bytes(), type=BatchRecord)
+        with closing(sqlite3.connect(f"{self._stored.as_uri()}?mode=ro", uri=True)) as database:
+            [row] = database.execute("SELECT record FROM batches WHERE id = ?", (id,)).fetchall()
+        record = msgspec.json.decode(row[0], type=BatchRecord)
         for number, result in zip(ids, results, strict=True):
             expected = lines[number].text(record.seed_of(number + 1))
             if _text(result) != expected:

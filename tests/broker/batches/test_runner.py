@@ -65,7 +65,8 @@ def test_a_line_is_sent_until_it_has_an_answer_and_no_more(
         runner.start(send)
         await _until(lambda: all(batch.is_over for batch in store.batches.values()))
         assert runner.overview()["statuses"] == {"completed": 1, "failed": 1}
-        assert runner.done(store.batches["batch_1"]) == (3, 0)
+        counts = store.batches["batch_1"].counts
+        assert (counts.succeeded, counts.errored) == (3, 0)
         output = store.batches["batch_1"].output_file_id
         assert output is not None
         results = [json.loads(line) for line in store.content_path(output).read_bytes().splitlines()]

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import shutil
 import tempfile
+import zlib
 from pathlib import Path
 from unittest import mock
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from broker.batches import processing, records
-from broker.batches.records import BatchRecord, FileRecord
-from broker.batches.results import LineResult, ResultsLog, decode_record, encode_record
-from broker.batches.store import BATCHES_MAX, BatchStore, StorageError, StorageFullError
+from broker.batches.conversion import decode_result
+from broker.batches.records import BatchRecord, FileRecord, LineResult
+from broker.batches.store import BATCHES_MAX, DATABASE_NAME, BatchStore, StorageError, StorageFullError
+from broker.journal.database import locked
+from tests.broker.journal.test_file import MEMORY
 
 NOW = 1_700_000_000
 BYTES_MAX = 2**20
@@ -63,13 +65,16 @@ class StoreMachine(RuleBasedStateMachine):
         # A crash is simulated, so that no disk has to be waited for.
         self.no_sync = mock.patch("os.fsync")
         self.no_sync.start()
-        self.folder = Path(tempfile.mkdtemp())
+        self.folder = Path(tempfile.mkdtemp(dir=MEMORY))
+        self.log = self.folder / f"{DATABASE_NAME}-wal"
         self.files: dict[str, bytes] = {}
         self.batches: dict[str, BatchRecord] = {}
         self.results: dict[str, list[int]] = {}
         self.store = BatchStore(self.folder, BYTES_MAX)
         self.store.open()
         self.count = 0
+        self.untold = 0
+        """Where in SQLite's log the results begin that nothing was stored after; 0: there are none."""
 
     def teardown(self) -> None:
         self.store.close()
@@ -88,6 +93,7 @@ class StoreMachine(RuleBasedStateMachine):
         id = self.name("file-")
         self.files[id] = content(salt=id)
         assert upload(self.store, id, self.files[id]).bytes == len(self.files[id])
+        self.untold = 0
 
     @rule()
     def begin_an_upload_and_leave(self) -> None:
@@ -109,6 +115,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.batches[id] = self.store.batches[id]
         assert self.batches[id].status == "in_progress"
         self.results[id] = []
+        self.untold = 0
 
     @precondition(lambda self: self.running())
     @rule(data=st.data(), size=st.integers(0, 5000))
@@ -116,6 +123,7 @@ class StoreMachine(RuleBasedStateMachine):
         id = data.draw(st.sampled_from(self.running()))
         left = [n for n in range(1, LINES + 1) if n not in self.results[id]]
         numbers = data.draw(st.lists(st.sampled_from(left), unique=True)) if left else []
+        self.untold = self.untold or (self.log.stat().st_size if self.log.exists() else 0)
         self.store.append(id, [result(n, size) for n in numbers])
         self.results[id] += numbers
 
@@ -130,6 +138,7 @@ class StoreMachine(RuleBasedStateMachine):
             if not self.store.batches[id].is_over:
                 processing.finalize(self.store, id, index, 10**6, NOW)
         self.batches[id] = self.store.batches[id]
+        self.untold = 0
         assert self.batches[id].status == ending
         for file in (self.batches[id].output_file_id, self.batches[id].error_file_id):
             if file is not None:
@@ -146,39 +155,41 @@ class StoreMachine(RuleBasedStateMachine):
         if not self.store.is_in_use(id):
             self.store.delete_file(id)
             del self.files[id]
+            self.untold = 0
 
-    @rule(data=st.data(), cut=st.integers(0, 6000), noise=st.binary(max_size=40))
-    def lose_the_power(self, data: st.DataObject, cut: int, noise: bytes) -> None:
-        """The last bytes of a log are lost, or torn; files were being written."""
+    @rule(data=st.data(), noise=st.binary(max_size=40))
+    def lose_the_power(self, data: st.DataObject, noise: bytes) -> None:
+        """The end of the log is lost, or torn, with results that nobody was told."""
+        parts = {path: path.read_bytes() for path in self.folder.glob(f"{DATABASE_NAME}*")}
         self.store.close()
-        if running := self.running():
-            id = data.draw(st.sampled_from(running))
-            log = self.folder / "batches" / f"{id}.results"
-            size = log.stat().st_size if log.exists() else 0
-            with log.open("ab") as file:
-                file.truncate(max(0, size - cut))
-                file.write(noise)
+        if size := len(parts.get(self.log, b"")):
+            cut = data.draw(st.integers(self.untold or size, size))
+            parts[self.log] = parts[self.log][:cut] + noise
+        for path, content in parts.items():
+            path.write_bytes(content)
         (self.folder / "uploads" / "file-torn").write_bytes(noise)
         (self.folder / "files" / "file-orphan.jsonl").write_bytes(noise)
-        (self.folder / "batches" / "batch_torn.json.new").write_bytes(noise)
         self.store = BatchStore(self.folder, BYTES_MAX)
         self.store.open()
+        self.untold = 0
         for id in self.running():
-            found = [n for n in self.results[id] if n in self.store.results(id)]
+            found = [n for n in self.results[id] if self.store.result(id, n)]
             assert found == self.results[id][: len(found)], "only the last ones may be lost"
             self.results[id] = found
 
     @invariant()
     def what_is_there_is_what_was_stored(self) -> None:
         assert self.store.files.keys() == self.files.keys()
-        assert self.store.batches == self.batches
+        assert self.store.batches.keys() == self.batches.keys()
         for id, data in self.files.items():
             assert self.store.content_path(id).read_bytes() == data
-        for id in self.running():
-            log = self.store.results(id)
-            for n in range(1, LINES + 1):
-                assert (n in log) == (n in self.results[id])
-        used = sum(map(len, self.files.values())) + sum(self.store.results(id).size for id in self.running())
+        used = sum(map(len, self.files.values()))
+        for id, batch in self.batches.items():
+            numbers = [] if batch.is_over else self.results[id]
+            assert self.store.batches[id] == batch.with_results(result(n) for n in numbers)
+            stored = [self.store.result(id, n) for n in range(1, LINES + 1)]
+            assert [n for n, each in enumerate(stored, 1) if each] == sorted(numbers)
+            used += sum(len(each[1]) for each in stored if each)
         assert self.store.used == used
 
 
@@ -187,14 +198,6 @@ TestStore = StoreMachine.TestCase
 
 
 # --- bounds and errors -------------------------------------------------------------------------------
-
-
-def test_a_torn_record_is_no_result() -> None:
-    whole = encode_record(result(7))
-    assert decode_record(whole) == result(7)
-    for cut in range(1, len(whole)):
-        assert decode_record(whole[:-cut]) is None
-        assert decode_record(whole[:cut] + bytes([whole[cut] ^ 1]) + whole[cut + 1 :]) is None
 
 
 def test_uploads_leave_room_for_results(tmp_path: Path) -> None:
@@ -207,28 +210,35 @@ def test_uploads_leave_room_for_results(tmp_path: Path) -> None:
     store.put(batch_record("batch_a", "file-a"))
     with pytest.raises(StorageFullError):
         store.append("batch_a", [result(1, size=600)])
-    assert 1 not in store.results("batch_a")
+    assert store.result("batch_a", 1) is None
     store.close()
 
 
-def test_a_full_disk_loses_no_result_that_was_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = ResultsLog(tmp_path / "log")
-    log.append([result(1)])
-    write = os.pwrite
-
-    def half(descriptor: int, data: bytes, offset: int) -> int:
-        write(descriptor, bytes(data)[:5], offset)
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "pwrite", half)
-    with pytest.raises(OSError, match="No space"):
-        log.append([result(2)])
-    monkeypatch.undo()
-    log.append([result(3)])
-    log.close()
-    again = ResultsLog(tmp_path / "log")
-    assert [n in again for n in (1, 2, 3)] == [True, False, True]
+def test_a_full_disk_loses_no_result_that_was_stored(tmp_path: Path) -> None:
+    store = BatchStore(tmp_path, BYTES_MAX)
+    upload(store, "file-a", content())
+    store.put(batch_record("batch_a", "file-a"))
+    store.append("batch_a", [result(1)])
+    store._run("PRAGMA max_page_count = 1")  # what there is already
+    with pytest.raises(StorageError, match="full"):
+        store.append("batch_a", [result(2), result(3, size=100_000)])
+    store._run("PRAGMA max_page_count = 10000")
+    assert store.batches["batch_a"].counts.done == 1
+    store.append("batch_a", [result(4)])
+    store.close()
+    again = BatchStore(tmp_path, BYTES_MAX)
+    again.open()
+    assert [bool(again.result("batch_a", n)) for n in (1, 2, 3, 4)] == [True, False, False, True]
     again.close()
+
+
+def test_a_damaged_database_is_left_alone_and_named(tmp_path: Path) -> None:
+    (tmp_path / DATABASE_NAME).write_bytes(b"not a database " * 1000)
+    store = BatchStore(tmp_path, 1000)
+    with pytest.raises(StorageError, match=DATABASE_NAME):
+        store.open()
+    assert not store.is_open
+    assert (tmp_path / DATABASE_NAME).read_bytes().startswith(b"not a")
 
 
 def test_only_one_gateway_uses_a_folder_which_is_its_owners_alone(tmp_path: Path) -> None:
@@ -257,3 +267,65 @@ def test_old_files_and_batches_are_deleted_but_none_in_use(tmp_path: Path) -> No
     store.expire(NOW + 2 * 10**6, age_s_max=3600)
     assert (set(store.files), set(store.batches)) == ({"file-a"}, {"batch_a"})
     store.close()
+
+
+# --- folders of an earlier version ---------------------------------------------------------------------
+
+
+def former_result(result: LineResult) -> bytes:
+    kind = b"s" if result.is_success else b"e"
+    content = b"%d %s %d %d %d %d " % (result.number, kind, *result.tokens) + result.document
+    return b"%08x %s\n" % (zlib.crc32(content), content)
+
+
+def former_folder(folder: Path, *batches: BatchRecord) -> None:
+    for name in ("", "uploads", "files", "batches"):
+        (folder / name).mkdir(mode=0o700, exist_ok=True)
+    (folder / "lock").touch()
+    (folder / "files" / "file-a.jsonl").write_bytes(content())
+    record = file_record("file-a", bytes=len(content()))
+    (folder / "files" / "file-a.json").write_bytes(msgspec.json.encode(record))
+    (folder / "files" / "file-torn.json.new").write_bytes(b"{")
+    for batch in batches:
+        (folder / "batches" / f"{batch.id}.json").write_bytes(msgspec.json.encode(batch))
+
+
+def test_a_former_folder_is_converted_once(tmp_path: Path) -> None:
+    running = records.begin(batch_record("batch_a", "file-a"), LINES, "m", NOW)
+    ended = records.fail(batch_record("batch_b", "file-a"), [], NOW)
+    former_folder(tmp_path, running, ended)
+    log = b"".join(former_result(result(n)) for n in (3, 1, 5))
+    (tmp_path / "batches" / "batch_a.results").write_bytes(log[:-3])
+    with locked(tmp_path / "lock"), pytest.raises(StorageError, match="another gateway"):
+        BatchStore(tmp_path, BYTES_MAX).open()
+    for _ in range(2):
+        store = BatchStore(tmp_path, BYTES_MAX)
+        assert store.exists()
+        store.open()
+        assert store.batches["batch_b"] == ended
+        assert store.batches["batch_a"] == running.with_results([result(3), result(1)])
+        assert store.unanswered("batch_a") == [2, 4, 5, 6]
+        assert store.result("batch_a", 3) == (False, result(3).document)
+        assert store.content_path("file-a").read_bytes() == content()
+        store.close()
+    assert [path.name for path in tmp_path.rglob("*") if path.suffix in (".json", ".results", ".new")] == []
+
+
+def test_a_former_folder_with_a_damaged_record_is_refused_by_its_name(tmp_path: Path) -> None:
+    former_folder(tmp_path, batch_record("batch_a", "file-a"))
+    (tmp_path / "batches" / "batch_a.json").write_bytes(b"{")
+    store = BatchStore(tmp_path, BYTES_MAX)
+    with pytest.raises(StorageError, match=r"batch_a.json is damaged: move it away"):
+        store.open()
+    (tmp_path / "batches" / "batch_a.json").unlink()
+    store.open()
+    assert (list(store.files), list(store.batches)) == (["file-a"], [])
+    store.close()
+
+
+def test_a_torn_former_result_is_none() -> None:
+    whole = former_result(result(7))
+    assert decode_result(whole) == result(7)
+    for cut in range(1, len(whole)):
+        assert decode_result(whole[:-cut]) is None
+        assert decode_result(whole[:cut] + bytes([whole[cut] ^ 1]) + whole[cut + 1 :]) is None
