@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import zmq
@@ -17,7 +18,6 @@ from broker.batches.runner import BatchRunner, StoreThread
 from broker.batches.store import BatchStore
 from broker.dialects.host_patterns import HostPatterns
 from broker.dialects.media_hosts import AllowedHosts
-from broker.dialects.responses.store import ResponseStore
 from broker.dispatch.admission import Admission
 from broker.dispatch.dispatcher import Dispatcher, Timeouts
 from broker.dispatch.fleet import Fleet
@@ -28,10 +28,9 @@ from broker.http.limits import KeyConcurrency
 from broker.http.listeners import ListenError, check_exposure, open_listeners, url
 from broker.http.media import MediaMemory
 from broker.http.server import Server, server_config
-from broker.journal.journal import Journal
 from broker.routes.batch_lines import places
 from broker.routes.files import DAY_S
-from broker.routes.state import Fetch, GatewayState
+from broker.routes.state import Fetch, GatewayState, journal_at
 from broker.transport.keep_awake import SleepInhibitor, program
 from broker.transport.router import RouterLink
 from broker.transport.supervisor_client import SupervisorClient
@@ -94,19 +93,18 @@ def build(
         line_errors=link.errors,
         api_keys_store=api_keys_store,
         key_concurrency=KeyConcurrency(configured.max_per_key),
-        responses=ResponseStore(configured.responses_max, configured.responses_bytes_max),
         media=MediaMemory(configured.media_memory),
         fetch=fetch,
         inspection=Inspection() if configured.inspect else None,
         batches=_batches(configured, dispatcher),
-        journal=_journal(configured),
+        journal=journal_at(_journal_path(configured), configured),
     )
     app = create_app(gateway, link, foreman, _caffeine(configured.keep_awake))
     return gateway, app
 
 
-def _journal(settings: GatewaySettings) -> Journal | None:
-    """Return the journal; None if it is disabled."""
+def _journal_path(settings: GatewaySettings) -> Path | None:
+    """Return the journal's file; None if it is disabled."""
     if not settings.journal_max:
         return None
     try:
@@ -118,7 +116,7 @@ def _journal(settings: GatewaySettings) -> Journal | None:
     if settings.journal_dir is None and not folder.exists() and former.exists():
         about = "earlier versions used %s for every address of this port (see --journal-dir, --batch-dir)"
         log.warning(f"%s is new; {about}", folder, former)
-    return Journal(folder / JOURNAL_NAME, settings.journal_max)
+    return folder / JOURNAL_NAME
 
 
 def _batches(settings: GatewaySettings, dispatcher: Dispatcher) -> BatchRunner | None:

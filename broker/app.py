@@ -164,10 +164,8 @@ def _routes(
         link.start(gateway.dispatcher.on_message, gateway.dispatcher.lost, gateway.dispatcher.turn_away)
         watchdog = LoopWatchdog()
         watchdog.start()
-        if gateway.journal is not None:
-            recover(gateway, gateway.journal)
-            loop = asyncio.get_running_loop()
-            gateway.journal.start(partial(_wake_readers, loop, gateway))
+        recover(gateway)
+        gateway.journal.start(partial(_wake_readers, asyncio.get_running_loop(), gateway))
         sweeper = asyncio.create_task(_sweep(gateway, caffeine, watchdog))
         if gateway.batches is not None:
             gateway.batches.start(batch_lines.sender(gateway, app.state.lines_app))
@@ -185,9 +183,8 @@ def _routes(
                 _remove_leftovers(gateway.settings)
             link.close()
             gateway.offload.close()
-            if gateway.journal is not None:
-                gateway.answers.flush()
-                gateway.journal.close()
+            gateway.answers.flush()
+            gateway.journal.close()
 
     app = Starlette(routes=ROUTES, exception_handlers=errors.HANDLERS, lifespan=lifespan)
     # No redirect for a trailing slash: it would go to whatever host the client named.

@@ -179,9 +179,9 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, rename=public_name):
             description="responses stored for previous_response_id, the oldest are evicted; 0: none",
         ),
     ] = 1000
-    responses_bytes_max: Annotated[
-        int, Meta(ge=0, description="maximum memory of stored responses in bytes")
-    ] = 128 * 2**20
+    responses_bytes_max: Annotated[int, Meta(ge=0, description="maximum bytes of stored responses")] = (
+        128 * 2**20
+    )
     journal_max: Annotated[
         Size,
         Meta(

@@ -46,14 +46,14 @@ Later = Callable[[Callable[[], None]], object]
 class DurableAnswer:
     """An answer that readers attach to.
 
-    `owner`: digest of the API key. `key`: the client's idempotency key, empty without one; `digest`: of the
+    `owner`: of the request. `key`: the client's idempotency key, empty without one; `digest`: of the
     request that it stands for. `name`: the public id of a response, once there is one. `is_durable`: it runs
     to its end without readers. `own_bytes`: memory beside the chunks. `error`: why it failed before anything
     was rendered. `on_items`: gets what is about to be rendered. `on_flush`: writes what was collected of it,
     if nothing was for so many seconds.
     """
 
-    owner: bytes
+    owner: str
     clock: Callable[[], float]
     later: Later
     key: str = ""

@@ -52,8 +52,8 @@ class DurableAnswers:
         self._held: dict[DurableAnswer, None] = {}
         self._all: dict[DurableAnswer, None] = {}
         self._used = 0
-        self._by_key: dict[tuple[bytes, str], DurableAnswer] = {}
-        self._by_name: dict[tuple[bytes, str], DurableAnswer] = {}
+        self._by_key: dict[tuple[str, str], DurableAnswer] = {}
+        self._by_name: dict[tuple[str, str], DurableAnswer] = {}
 
     def __len__(self) -> int:
         return len(self._all)
@@ -70,11 +70,11 @@ class DurableAnswers:
     def running(self) -> int:
         return sum(not answer.over for answer in self._all)
 
-    def find(self, owner: bytes, name: str) -> DurableAnswer | None:
+    def find(self, owner: str, name: str) -> DurableAnswer | None:
         """Return the answer with this public id."""
         return self._by_name.get((owner, name))
 
-    def claim(self, owner: bytes, key: str, digest: bytes) -> tuple[DurableAnswer, bool]:
+    def claim(self, owner: str, key: str, digest: bytes) -> tuple[DurableAnswer, bool]:
         """Return the answer of an idempotency key, and whether it is new: then the caller opens it.
 
         Raises `RequestError` if the key stands for another request, or nothing more can be kept.
@@ -87,7 +87,7 @@ class DurableAnswers:
         self.counts["joined"] += 1
         return answer, False
 
-    def new(self, owner: bytes, *, key: str = "", digest: bytes = b"") -> DurableAnswer:
+    def new(self, owner: str, *, key: str = "", digest: bytes = b"") -> DurableAnswer:
         """Add an answer. Raises `RequestError` if nothing more can be kept."""
         self._make_room(1)
         if len(self._all) >= self._count_max or self._used >= self._bytes_max:

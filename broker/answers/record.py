@@ -25,15 +25,17 @@ KIND = "answer"
 
 
 class AnswerRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A durable answer. `owner`, `key`, `digest`, `name`: as in `DurableAnswer`. `at`: when the checkpoints
+    """A durable answer. `owned_by`, `key`, `digest`, `name`: its owner and the rest as in `DurableAnswer`.
+    `owner`: digest of a key, in records of earlier versions. `at`: when the checkpoints
     were taken. Their tokens and what else follows from the output is in the pieces. `media`: digests of the
     frames. `before`: digests of the conversation's pieces, the request's own input last. `keeps`: the
     response is stored when it ends; `conversation`: the one that it extends. `prompts`: number of prompts."""
 
-    owner: bytes
     rendering: Rendering
     checkpoints: list[Checkpoint]
     at: float
+    owned_by: str = ""
+    owner: bytes = b""
     key: str = ""
     digest: bytes = b""
     name: str = ""

@@ -1,4 +1,4 @@
-"""Recorder: writes durable answers and stored responses to the journal as they change. Pure.
+"""Recorder: writes durable answers to the journal as they change. Pure.
 
 What is written is an operation of the journal's queue; nothing here waits. Without a journal nothing is
 written, and answers live as long as the gateway.
@@ -14,32 +14,19 @@ latter would leave out what lies between.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from hashlib import sha256
-from typing import Protocol
+from collections.abc import Callable, Mapping
 
-import msgspec
-from msgspec import Struct
 from msgspec.structs import replace
 
 from broker.answers import record
 from broker.answers.answer import DurableAnswer, Headers
 from broker.answers.record import AnswerRecord, Piece, PieceCollector
-from broker.dialects.responses.store import Owner, StoredItems, StoredResponse
+from broker.dialects.responses.store import JournalQueue
 from broker.dispatch.checkpoint import Checkpoint
 from broker.dispatch.flight import Attempt, Flight, Item
-from broker.journal.file import Append, Delete, Entry, Name, Operation, Put, Replace
+from broker.journal.file import Append, Delete, Name, Put, Replace
 from protocol.errors import Code
 from protocol.messages import Failed
-
-RESPONSE = "response"
-"""Kind of the entries of stored responses and conversations."""
-
-
-class JournalQueue(Protocol):
-    """The journal, for those who write."""
-
-    def add(self, operation: Operation, nbytes: int = 0) -> int: ...
 
 
 class AnswerRecorder:
@@ -150,62 +137,3 @@ def _divided(items: list[Item], attempt: Attempt | None) -> tuple[list[Item], li
 def _is_shutdown(answer: DurableAnswer) -> bool:
     ends = [flight.terminal for _, flight in answer.flights]
     return any(isinstance(end, Failed) and end.code == Code.SHUTTING_DOWN for end in ends)
-
-
-# --- stored responses --------------------------------------------------------------------------------
-
-
-class _StoredRecord(Struct, frozen=True, kw_only=True):
-    owner: bytes
-    id: str
-    head: bytes
-    pieces: list[bytes]
-
-
-_stored: msgspec.msgpack.Decoder[_StoredRecord] = msgspec.msgpack.Decoder(_StoredRecord)
-
-
-class StoreRecorder:
-    """A `store.StoreLog`: the journal has what the store of responses has."""
-
-    def __init__(self, journal: JournalQueue) -> None:
-        self._journal = journal
-
-    def put(self, owner: Owner, id: str, kept: StoredResponse) -> None:
-        blobs = blobs_of(kept.pieces)
-        digests = [digest_of(piece) for piece in kept.pieces]
-        head = msgspec.msgpack.encode(_StoredRecord(owner=owner, id=id, head=kept.head, pieces=digests))
-        size = len(head) + sum(map(len, blobs.values()))
-        self._journal.add(Put(_name(owner, id), head, blobs, ended=True), size)
-
-    def drop(self, owner: Owner, id: str) -> None:
-        self._journal.add(Delete(_name(owner, id)))
-
-
-def stored_of(
-    entry: Entry, blob: Callable[[bytes], bytes | None], shared: dict[bytes, StoredItems]
-) -> tuple[Owner, str, StoredResponse] | None:
-    """Return owner, id and response of an entry; None if a part is missing. `shared`: pieces by digest."""
-    told = _stored.decode(entry.head)
-    for digest in told.pieces:
-        if digest not in shared:
-            data = blob(digest)
-            if data is None:
-                return None
-            shared[digest] = StoredItems(data, digest=digest)
-    return told.owner, told.id, StoredResponse(told.head, tuple(shared[digest] for digest in told.pieces))
-
-
-def blobs_of(pieces: Sequence[StoredItems]) -> dict[bytes, bytes]:
-    return {digest_of(piece): piece.encoded for piece in pieces}
-
-
-def digest_of(piece: StoredItems) -> bytes:
-    """Return the digest of a piece, computed once."""
-    if not piece.digest:
-        piece.digest = sha256(piece.encoded).digest()
-    return piece.digest
-
-
-def _name(owner: Owner, id: str) -> Name:
-    return RESPONSE, f"{owner.hex()}:{id}"

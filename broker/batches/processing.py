@@ -128,7 +128,7 @@ def finalize(store: BatchStore, id: str, index: LineIndex, retention_s: int, now
         made.append(_write(store, file, _documents(store, batch, index, wanted)))
     output, errors = (None if file is None else file.id for file in (*made, None)[:2])
     ended = records.finish(batch, counts, output, errors, now)
-    store.put(ended, [file for file in made if file is not None])
+    store.put(ended, *(file for file in made if file is not None))
 
 
 def _documents(

@@ -11,7 +11,7 @@ says which status follows `finalizing`, so that a restart in between ends the ba
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Literal
@@ -130,6 +130,8 @@ class BatchRecord(Struct, frozen=True, kw_only=True):
     output_file_id: str | None = None
     error_file_id: str | None = None
     output_expires_s: int | None = None
+    result_bytes: int = 0
+    """Bytes of the results that are stored until it is over."""
 
     @property
     def is_over(self) -> bool:
@@ -139,9 +141,10 @@ class BatchRecord(Struct, frozen=True, kw_only=True):
     def cancels(self) -> bool:
         return "cancelling" in self.entered
 
-    def with_results(self, results: Iterable[LineResult]) -> BatchRecord:
-        """Return the batch with the counts of further results."""
-        return replace(self, counts=reduce(Counts.plus, results, self.counts))
+    def with_results(self, results: Sequence[LineResult]) -> BatchRecord:
+        """Return the batch with the counts and bytes of further results."""
+        nbytes = self.result_bytes + sum(len(result.document) for result in results)
+        return replace(self, counts=reduce(Counts.plus, results, self.counts), result_bytes=nbytes)
 
     def seed_of(self, line: int) -> int:
         """Return the seed of a line that names none."""
@@ -187,4 +190,4 @@ def finish(
 ) -> BatchRecord:
     """Return the batch with its result files, over."""
     ended = enter(batch, batch.ending, now)
-    return replace(ended, counts=counts, output_file_id=output, error_file_id=errors)
+    return replace(ended, counts=counts, output_file_id=output, error_file_id=errors, result_bytes=0)

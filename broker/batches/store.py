@@ -42,9 +42,8 @@ _SCHEMA = """
 CREATE TABLE IF NOT EXISTS files (id TEXT PRIMARY KEY, record BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS batches (id TEXT PRIMARY KEY, record BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS results (
-    batch TEXT NOT NULL, number INTEGER NOT NULL, is_success INTEGER NOT NULL,
-    input INTEGER NOT NULL, cached INTEGER NOT NULL, output INTEGER NOT NULL, reasoning INTEGER NOT NULL,
-    document BLOB NOT NULL, PRIMARY KEY (batch, number));
+    batch TEXT NOT NULL, number INTEGER NOT NULL, is_success INTEGER NOT NULL, document BLOB NOT NULL,
+    PRIMARY KEY (batch, number));
 PRAGMA user_version = 1;
 """
 _file: msgspec.json.Decoder[FileRecord] = msgspec.json.Decoder(FileRecord)
@@ -53,10 +52,6 @@ _batch: msgspec.json.Decoder[BatchRecord] = msgspec.json.Decoder(BatchRecord)
 
 class StorageError(Exception):
     """Raised if the folder cannot be used; the message is for operators and clients."""
-
-
-class StorageFullError(StorageError):
-    """Raised if a bound of the store, or the disk, leaves no room."""
 
 
 @dataclass(slots=True)
@@ -75,17 +70,19 @@ class BatchStore:
         self.folder = folder
         self.files: dict[str, FileRecord] = {}
         self.batches: dict[str, BatchRecord] = {}
-        self.used = 0
-        """Bytes of contents and results."""
         self.bytes_max = bytes_max
+        self.is_open = False
+        """Whether all records are read."""
         self._uploading = 0
         self._database: Database | None = None
 
     # --- the folder ---
 
     @property
-    def is_open(self) -> bool:
-        return self._database is not None
+    def used(self) -> int:
+        """Bytes of contents and results."""
+        results = sum(batch.result_bytes for batch in list(self.batches.values()))
+        return results + sum(file.bytes for file in list(self.files.values()))
 
     def exists(self) -> bool:
         """Return whether the folder holds anything."""
@@ -106,8 +103,9 @@ class BatchStore:
         try:
             with ExitStack() as failed, conversion.lock(self.folder):
                 failed.callback(self.close)
-                self._database = Database(path, self.bytes_max, _SCHEMA)
+                self._database = Database(path, _SCHEMA)
                 self._read()
+                self.is_open = True
                 failed.pop_all()
         except BlockingIOError:
             raise StorageError(f"another gateway uses {self.folder}") from None
@@ -120,8 +118,6 @@ class BatchStore:
         files, batches = (self._run(f"SELECT id, record FROM {table}") for table in ("files", "batches"))
         self.files = {id: _file.decode(record) for id, record in files}
         self.batches = {id: _batch.decode(record) for id, record in batches}
-        [results] = self._run("SELECT coalesce(sum(length(document)), 0) FROM results").fetchone()
-        self.used = results + sum(file.bytes for file in self.files.values())
         for path in (self.folder / "uploads").iterdir():
             path.unlink()
         for path in list((self.folder / "files").iterdir()):
@@ -130,16 +126,13 @@ class BatchStore:
 
     def _convert(self) -> None:
         """Take over what an earlier version has left in files of its own."""
-        with self._transaction():
-            for file in conversion.files(self.folder):
-                self._insert(file)
-            for batch, results in conversion.batches(self.folder):
-                self._insert(batch.with_results(self._insert_results(batch.id, results)))
-        log.info("%s is converted: batches and results are in %s", self.folder, DATABASE_NAME)
+        self.put(*conversion.records(self.folder))
+        log.warning("%s is converted; of batches that are not over, all lines run again", self.folder)
         conversion.remove(self.folder)
 
     def close(self) -> None:
         """Release the folder."""
+        self.is_open = False
         database, self._database = self._database, None
         if database is not None:
             database.close()
@@ -160,15 +153,26 @@ class BatchStore:
         except sqlite3.Error as error:
             raise StorageError(f"The server cannot store this: {error}.") from None
 
+    def put(self, *records: FileRecord | BatchRecord) -> None:
+        """Store records, new ones or the next states of some, all or none. They are on the disk when this
+        returns. Raises `StorageError`."""
+        ids = {record.id for record in records if isinstance(record, BatchRecord)}
+        if ids - self.batches.keys() and len(self.batches) >= BATCHES_MAX:
+            raise StorageError(f"There are {BATCHES_MAX} batches already.")
+        with self._transaction():
+            for record in records:
+                self._insert(record)
+        for record in records:
+            if isinstance(record, FileRecord):
+                self.files[record.id] = record
+            else:
+                self.batches[record.id] = record
+
     def _insert(self, record: FileRecord | BatchRecord) -> None:
         table = "files" if isinstance(record, FileRecord) else "batches"
         self._run(f"INSERT OR REPLACE INTO {table} VALUES (?, ?)", (record.id, msgspec.json.encode(record)))
-
-    def _insert_results(self, id: str, results: Sequence[LineResult]) -> list[LineResult]:
-        """Return those that are new."""
-        statement = "INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
-        rows = [(id, each.number, each.is_success, *each.tokens, each.document) for each in results]
-        return [each for each, row in zip(results, rows, strict=True) if self._run(statement, row).rowcount]
+        if isinstance(record, BatchRecord) and record.is_over:
+            self._run("DELETE FROM results WHERE batch = ?", (record.id,))
 
     # --- files ---
 
@@ -176,17 +180,17 @@ class BatchStore:
         """Return a new file to write to. Raises `StorageError` or `OSError`."""
         self.open()
         if len(self.files) >= FILES_MAX:
-            raise StorageFullError(f"There are {FILES_MAX} files already; delete some.")
+            raise StorageError(f"There are {FILES_MAX} files already; delete some.")
         path = self.folder / "uploads" / name
         return Upload(path, open(path, "wb", opener=_private))
 
     def write(self, upload: Upload, data: bytes, share: float = UPLOADS_SHARE) -> None:
         """Append to a file. `share`: of the store's bytes that all files may take.
 
-        Raises `StorageFullError` or `OSError`.
+        Raises `StorageError` or `OSError`.
         """
         if self.used + self._uploading + len(data) > share * self.bytes_max:
-            raise StorageFullError("The files of batches take all the space that they may; delete some.")
+            raise StorageError("The files of batches take all the space that they may; delete some.")
         upload.file.write(data)
         upload.size += len(data)
         self._uploading += len(data)
@@ -194,9 +198,7 @@ class BatchStore:
     def commit(self, upload: Upload, record: FileRecord) -> FileRecord:
         """Add a complete file. It is on the disk when this returns. Raises `StorageError` or `OSError`."""
         record = self.settle(upload, record)
-        with self._transaction():
-            self._insert(record)
-        self._add(record)
+        self.put(record)
         return record
 
     def settle(self, upload: Upload, record: FileRecord) -> FileRecord:
@@ -209,11 +211,6 @@ class BatchStore:
         self._uploading -= upload.size
         size, upload.size = upload.size, 0
         return replace(record, bytes=size)
-
-    def _add(self, record: FileRecord) -> None:
-        before = self.files.get(record.id)
-        self.used += record.bytes - (before.bytes if before else 0)
-        self.files[record.id] = record
 
     def abandon(self, upload: Upload) -> None:
         """Remove a file that was not committed. Idempotent."""
@@ -238,47 +235,25 @@ class BatchStore:
         if id in self.files:
             with self._transaction():
                 self._run("DELETE FROM files WHERE id = ?", (id,))
-            self.used -= self.files.pop(id).bytes
+            del self.files[id]
             self.content_path(id).unlink(missing_ok=True)
 
     # --- batches ---
-
-    def put(self, batch: BatchRecord, files: Sequence[FileRecord] = ()) -> None:
-        """Store a new batch, or the next state of one, and the settled files that it made. It is on the disk
-        when this returns.
-
-        Raises `StorageError`.
-        """
-        if batch.id not in self.batches and len(self.batches) >= BATCHES_MAX:
-            raise StorageFullError(f"There are {BATCHES_MAX} batches already.")
-        with self._transaction():
-            self._insert(batch)
-            for file in files:
-                self._insert(file)
-            freed = self._delete_results(batch.id) if batch.is_over else 0
-        self.used -= freed
-        self.batches[batch.id] = batch
-        for file in files:
-            self._add(file)
-
-    def _delete_results(self, id: str) -> int:
-        of = (id,)
-        [size] = self._run(
-            "SELECT coalesce(sum(length(document)), 0) FROM results WHERE batch = ?", of
-        ).fetchone()
-        self._run("DELETE FROM results WHERE batch = ?", of)
-        return int(size)
 
     def append(self, id: str, results: Sequence[LineResult]) -> None:
         """Add results to a batch. Raises `StorageError`; then none is stored."""
         size = sum(len(result.document) for result in results)
         if self.used + size > self.bytes_max:
-            raise StorageFullError("The results of batches take all the space that they may.")
+            raise StorageError("The results of batches take all the space that they may.")
+        insert = "INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?)"
         with self._transaction():
-            added = self._insert_results(id, results)
+            added = [
+                each
+                for each in results
+                if self._run(insert, (id, each.number, each.is_success, each.document)).rowcount
+            ]
             batch = self.batches[id].with_results(added)
             self._insert(batch)
-        self.used += sum(len(result.document) for result in added)
         self.batches[id] = batch
 
     def unanswered(self, id: str) -> list[int]:

@@ -107,18 +107,18 @@ class PromptRecords:
 
     def __init__(self, count_max: int = RECORDS_MAX) -> None:
         self._count_max = count_max
-        self._records: OrderedDict[tuple[bytes, str], PromptRecord] = OrderedDict()
+        self._records: OrderedDict[tuple[str, str], PromptRecord] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._records)
 
-    def get(self, owner: bytes, id: str) -> PromptRecord | None:
+    def get(self, owner: str, id: str) -> PromptRecord | None:
         """Return the record of an answer; None: unknown, evicted, or another owner's."""
         return self._records.get((owner, id))
 
     @contextmanager
     def recording(
-        self, owner: bytes, id: str, record: PromptRecord, flights: AbstractContextManager[Sequence[Flight]]
+        self, owner: str, id: str, record: PromptRecord, flights: AbstractContextManager[Sequence[Flight]]
     ) -> Iterator[Sequence[Flight]]:
         """Record a prompt while and after its flight is open."""
         with flights as opened:

@@ -69,6 +69,10 @@ class ApiKeys:
         """Return a valid key whose prefixes, files and batches are in `namespace`; None if there is none."""
         return next((key for key in self._keys() if key.prefix_namespace == namespace), None)
 
+    def owners(self) -> dict[bytes, str]:
+        """Return the owner of what is stored for each key, by the key's digest."""
+        return {key.digest: key.prefix_namespace for key in self._keys()}
+
     def _keys(self) -> tuple[ApiKey, ...]:
         if self._file is not None:
             try:

@@ -11,7 +11,7 @@ import fcntl
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 from protocol.secure_files import is_private
@@ -25,8 +25,6 @@ FREE_PAGES_MAX = 256
 """Maximum of free pages that are kept for later, and size of the log that is kept."""
 VACUUM_PAGES_MAX = 2048
 """Maximum of pages that are given back after one transaction."""
-_EXTRA = 1.5
-"""Size of the file, with indices and free pages, over that of its content."""
 
 
 class DamagedError(Exception):
@@ -34,44 +32,47 @@ class DamagedError(Exception):
 
 
 class Database:
-    """The open file. For use by one thread at a time."""
+    """The open file. For use by one thread at a time, and by another one that reads."""
 
-    def __init__(self, path: Path, bytes_max: int, schema: str) -> None:
-        """Open or create the file. Raises `sqlite3.Error`, `OSError` (`BlockingIOError`: another process has
-        it), or `DamagedError`."""
+    def __init__(self, path: Path | None, schema: str) -> None:
+        """Open or create the file; None: a database in memory. Raises `sqlite3.Error`, `OSError`
+        (`BlockingIOError`: another process has it), or `DamagedError`."""
         self.path = path
-        _create(path)
         with ExitStack() as opened:
-            opened.enter_context(locked(path.with_name(f"{path.name}-lock")))
-            self._base = sqlite3.connect(
-                path, timeout=BUSY_S_MAX, isolation_level=None, check_same_thread=False
-            )
-            opened.callback(self._base.close)
+            if path is not None:
+                _create(path)
+                opened.enter_context(locked(path.with_name(f"{path.name}-lock")))
+            self._base = opened.enter_context(closing(_connect(path or ":memory:")))
             self.run = self._base.execute
-            self._prepare(bytes_max)
-            self._check()
-            self._base.executescript(schema)
+            self.run_script = self._base.executescript
+            self._prepare()
+            if path is not None:
+                self._check(path)
+            self.run_script(schema)
+            self.read = self.run
+            """As `run`, for statements that only read, on another thread while this one writes."""
+            if path is not None:
+                self.read = opened.enter_context(closing(_connect(path))).execute
             self._opened = opened.pop_all()
 
     def close(self) -> None:
         self._opened.close()
 
-    def _prepare(self, bytes_max: int) -> None:
+    def _prepare(self) -> None:
         self.run(f"PRAGMA page_size = {PAGE_BYTES}")
         self.run("PRAGMA auto_vacuum = INCREMENTAL")
         self.run("PRAGMA journal_mode = WAL")
         self.run(f"PRAGMA journal_size_limit = {FREE_PAGES_MAX * PAGE_BYTES}")
         self.run("PRAGMA synchronous = FULL")
         self.run("PRAGMA secure_delete = ON")
-        self.run(f"PRAGMA max_page_count = {max(64, int(bytes_max * _EXTRA) // PAGE_BYTES)}")
         self.run("BEGIN IMMEDIATE")  # fails if an earlier version of the gateway has the file
         self.run("COMMIT")
 
-    def _check(self) -> None:
+    def _check(self, path: Path) -> None:
         """Raise `DamagedError` if the file is shorter than it says, or inconsistent."""
         self.run("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         [pages] = self.run("PRAGMA page_count").fetchone()
-        size = self.path.stat().st_size
+        size = path.stat().st_size
         if size < pages * PAGE_BYTES:
             raise DamagedError(f"{size} bytes instead of {pages * PAGE_BYTES}")
         if size <= CHECKED_BYTES_MAX:
@@ -89,13 +90,24 @@ class Database:
         with suppress(sqlite3.Error):  # what was written is there all the same
             [free] = self.run("PRAGMA freelist_count").fetchone()
             if free > FREE_PAGES_MAX:
-                self._base.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES_MAX})")
+                self.run_script(f"PRAGMA incremental_vacuum({VACUUM_PAGES_MAX})")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the pages in use."""
+        [pages] = self.run("PRAGMA page_count").fetchone()
+        [free] = self.run("PRAGMA freelist_count").fetchone()
+        return int(pages - free) * PAGE_BYTES
 
     def tidy(self) -> None:
         """Give the log and all free pages back to the file system. Raises `sqlite3.Error`."""
         # `execute` would stop after one page: the statement has rows without columns.
-        self._base.executescript("PRAGMA incremental_vacuum")
+        self.run_script("PRAGMA incremental_vacuum")
         self.run("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+
+def _connect(path: Path | str) -> sqlite3.Connection:
+    return sqlite3.connect(path, timeout=BUSY_S_MAX, isolation_level=None, check_same_thread=False)
 
 
 def is_damage(error: Exception) -> bool:

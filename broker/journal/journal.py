@@ -5,6 +5,10 @@ the disk does not take them, entries are lost to the journal, whole: an entry th
 removed as soon as the disk works again, and its further operations have no effect. Its answer goes on in
 memory, as without a journal. Every operation has a number, and `committed` is that of the last one that is on
 the disk.
+
+Entries of a kind with a quota can be read by their name at any time, by another thread: as they are in the
+file, with the operations that are still queued. What the disk does not take of them stays in the queue, and
+at its bound the oldest are lost. Without a file everything is in memory.
 """
 
 from __future__ import annotations
@@ -15,13 +19,24 @@ import sqlite3
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from broker.journal.database import DamagedError, is_damage, remove
-from broker.journal.file import Delete, Entry, JournalFile, Name, Operation
+from broker.journal.file import (
+    Append,
+    Delete,
+    Entry,
+    JournalFile,
+    Name,
+    Operation,
+    Put,
+    Quota,
+    Replace,
+    StoredEntry,
+)
 
 T = TypeVar("T")
 
@@ -32,7 +47,7 @@ GROUP_S = 0.04
 IDLE_S = 2.0
 """Time without operations after which free space is given back."""
 QUEUE_BYTES_MAX = 64 * 2**20
-"""Maximum bytes of operations that wait for the disk."""
+"""Maximum bytes of operations that wait for the disk, beside those of a kind's quota."""
 RETRY_S = 5.0
 """Time after which a disk that failed is tried again."""
 LOST_MAX = 65_536
@@ -59,12 +74,24 @@ class JournalStatus:
 
 
 class Journal:
-    """The journal of one gateway. All methods but `_run` are for the event loop's thread."""
+    """The journal of one gateway. All methods but `read` and `_run` are for the event loop's thread."""
 
     def __init__(
-        self, path: Path, bytes_max: int, *, clock: Callable[[], float] = time.time, retry_s: float = RETRY_S
+        self,
+        path: Path | None,
+        bytes_max: int,
+        quotas: Mapping[str, Quota] | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
+        retry_s: float = RETRY_S,
     ) -> None:
+        """`path`: None keeps everything in memory. `quotas`: of the kinds whose entries can be read."""
         self.path = path
+        self._quotas = quotas or {}
+        self._pending: dict[Name, list[Operation]] = {}
+        """Queued operations of entries that can be read."""
+        self._reading = threading.Lock()
+        """Held while an entry is read, and while the file is closed."""
         self.counts: Counter[str] = Counter()
         """Since the start: `commits`, `operations`, entries `lost`, `errors`, and `started_over`."""
         self.committed = 0
@@ -73,6 +100,8 @@ class Journal:
         self._retry_s = retry_s
         self._file: JournalFile | None = None
         self._problem = ""
+        self._damage = ""
+        """What is wrong with the file, if an entry could not be read."""
         self._lost: set[Name] = set()
         self._queue: deque[tuple[Operation, int]] = deque()
         self._queued_bytes = 0
@@ -81,7 +110,13 @@ class Journal:
         self._closing = self._is_awake = self._is_untidy = False
         self._on_commit: Callable[[], None] = lambda: None
         self._thread: threading.Thread | None = None
-        self._open()
+        if path is not None:
+            self._open()
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether it is on a disk."""
+        return self.path is not None
 
     # --- before the start ---
 
@@ -93,6 +128,10 @@ class Journal:
         """Return a blob, if it is there."""
         return self._read(lambda file: file.blob(digest))
 
+    def rename_owners(self, names: Mapping[str, str]) -> None:
+        """Give what owners have, by their names, to others."""
+        self._read(lambda file: file.rename_owners(names))
+
     def _read(self, read: Callable[[JournalFile], T]) -> T | None:
         assert self._thread is None, "the thread has the file"
         if self._file is None:
@@ -100,7 +139,7 @@ class Journal:
         try:
             return read(self._file)
         except Errors as error:
-            self._fail(error, ())
+            self._fail(error)
             self._open()
             return None
 
@@ -119,8 +158,14 @@ class Journal:
             if name in self._lost:
                 return 0
             size = OPERATION_BYTES + nbytes
-            is_small = isinstance(operation, Delete)
-            if self._problem or (not is_small and self._queued_bytes + size > QUEUE_BYTES_MAX):
+            quota = self._quotas.get(name[0])
+            bytes_max = QUEUE_BYTES_MAX + (quota.bytes_max if quota else 0)
+            is_full = not isinstance(operation, Delete) and self._queued_bytes + size > bytes_max
+            if quota is not None:
+                if is_full:
+                    self._drop_oldest()
+                self._pending.setdefault(name, []).append(operation)
+            elif is_full or self._problem:
                 self._lose([name])
                 return 0
             self._number += 1
@@ -128,7 +173,7 @@ class Journal:
                 self._condition.notify()
             self._queue.append((operation, size))
             self._queued_bytes += size
-            return self._number
+            return 0 if self._problem else self._number
 
     def _lose(self, names: Iterable[Name]) -> None:
         for name in names:
@@ -136,12 +181,49 @@ class Journal:
                 self.counts["lost"] += 1
                 self._lost.add(name)
 
+    def _drop_oldest(self) -> None:
+        """Lose the older half of the entries that can be read and are in the queue."""
+        names = list(self._pending)[: (len(self._pending) + 1) // 2]
+        self._lose(names)
+        for name in names:
+            del self._pending[name]
+        self._queued_bytes -= sum(size for operation, size in self._queue if operation.name in self._lost)
+        self._queue = deque(each for each in self._queue if each[0].name not in self._lost)
+
+    def read(self, name: Name) -> StoredEntry | None:
+        """Return an entry of a kind with a quota, with all that was added so far; None if there is none.
+
+        Waits for the disk: call this on another thread than the event loop's. Raises `OSError` if the disk
+        cannot be read.
+        """
+        with self._condition:
+            pending = list(self._pending.get(name, ()))
+        whole = [n for n, operation in enumerate(pending) if isinstance(operation, Put | Delete)]
+        found = None if whole else self._read_file(name)
+        for operation in pending[whole[-1] :] if whole else pending:
+            found = _apply(found, operation)
+        return found
+
+    def _read_file(self, name: Name) -> StoredEntry | None:
+        try:
+            with self._reading:
+                if self._file is None and self.path is None:
+                    return None  # nothing was written yet
+                if self._file is None:
+                    raise OSError(self._problem or "the journal is closed")
+                return self._file.read(name)
+        except (sqlite3.Error, DamagedError) as error:
+            if is_damage(error):
+                self._damage = str(error)
+                self.wake()
+            raise OSError(str(error)) from None
+
     def status(self) -> JournalStatus:
         file, counts = self._file, self.counts
         return JournalStatus(
             problem=self._problem,
             bytes=file.nbytes if file else 0,
-            entries=len(file) if file else 0,
+            entries=file.count if file else 0,
             queued=len(self._queue),
             commits=counts["commits"],
             operations=counts["operations"],
@@ -163,9 +245,8 @@ class Journal:
             self._condition.notify()
         if self._thread is not None:
             self._thread.join(CLOSE_S_MAX)
-        if self._file is not None and (self._thread is None or not self._thread.is_alive()):
-            self._file.close()
-            self._file = None
+        if self._thread is None or not self._thread.is_alive():
+            self._close_file()
 
     # --- the thread ---
 
@@ -173,7 +254,9 @@ class Journal:
         while True:
             with self._condition:
                 timeout_s = self._retry_s if self._problem else IDLE_S if self._is_untidy else None
-                self._condition.wait_for(lambda: self._closing or self._queue or self._is_awake, timeout_s)
+                self._condition.wait_for(
+                    lambda: self._closing or self._is_awake or (self._queue and not self._problem), timeout_s
+                )
                 self._is_awake = False
                 if self._queue and not self._closing:
                     self._condition.wait_for(lambda: self._closing, GROUP_S)
@@ -181,84 +264,107 @@ class Journal:
                 number = self._number
                 if self._closing and not queued:
                     return
-            if queued or self._problem or self._file is None:
-                self._write([operation for operation, _ in queued], number)
-            else:
+            if not queued and not self._problem and not self._damage and self._file is not None:
                 self._tidy(self._file)
-            with self._condition:
-                self._queued_bytes -= sum(size for _, size in queued)
+            elif self._write([operation for operation, _ in queued]):
+                self._forget(queued, number)
+            else:
+                self._put_back(queued)
+                if self._closing:
+                    return
             self._on_commit()
+
+    def _put_back(self, queued: Iterable[tuple[Operation, int]]) -> None:
+        """Keep what the disk has not taken of entries that can be read; the others are lost."""
+        with self._condition:
+            kept = [each for each in queued if each[0].name in self._pending]
+            self._lose(operation.name for operation, _ in queued if operation.name not in self._pending)
+            self._queue.extendleft(reversed(kept))
+            self._queued_bytes = sum(size for _, size in self._queue)
+
+    def _forget(self, written: Iterable[tuple[Operation, int]], number: int) -> None:
+        """Take operations that were written, up to `number`, off the account."""
+        with self._condition:
+            for operation, size in written:
+                self._queued_bytes -= size
+                if (pending := self._pending.get(operation.name)) is not None:
+                    del pending[0]
+                    if not pending:
+                        del self._pending[operation.name]
+            self.committed = number
 
     def _tidy(self, file: JournalFile) -> None:
         self._is_untidy = False
         try:
             file.tidy()
         except Errors as error:
-            self._fail(error, ())
+            self._fail(error)
 
-    def _write(self, operations: Sequence[Operation], number: int) -> None:
+    def _write(self, operations: Sequence[Operation]) -> bool:
+        """Write a group, and remove what was lost. Return False if the disk has not taken it."""
         try:
-            if self._file is not None and not self._file.is_there:
-                self._start_over("the file was deleted")
+            if self._file is not None and (self._damage or not self._file.is_there):
+                self._start_over(self._damage or "the file was deleted")
             if self._file is None:
                 self._open()
             if self._file is None:
-                with self._condition:
-                    self._lose(operation.name for operation in operations)
-                return
+                return False
             with self._condition:
                 lost = list(self._lost)
-            self._file.apply([*operations, *map(Delete, lost)], self._clock())
-            with self._condition:
-                self._lost.difference_update(lost)
-            self.counts["commits"] += 1
-            self._is_untidy = True
-            self.counts["operations"] += len(operations)
-            self.committed = max(self.committed, number)
+            with self._reading if self.path is None else contextlib.nullcontext():
+                self._file.apply([*operations, *map(Delete, lost)], self._clock())
         except Errors as error:
-            self._fail(error, operations)
+            self._fail(error)
+            return False
+        with self._condition:
+            self._lost.difference_update(lost)
+            if self._problem:
+                log.info("the journal %s works again", self.path)
+            self._problem = ""
+        self._is_untidy = True
+        self.counts["commits"] += 1
+        self.counts["operations"] += len(operations)
+        return True
 
     def _open(self) -> None:
-        """Open the file, and remove from it what was lost meanwhile."""
+        """Open the file; one that is damaged starts over."""
         try:
             try:
-                self._file = JournalFile(self.path, self._bytes_max, self._clock())
+                self._file = self._new_file()
             except Errors as error:
                 if not is_damage(error):
                     raise
                 self._start_over(str(error))
-                self._file = JournalFile(self.path, self._bytes_max, self._clock())
+                self._file = self._new_file()
             if len(self._lost) > LOST_MAX:
-                self._file.close()
                 self._start_over("too many entries were lost")
-                self._file = JournalFile(self.path, self._bytes_max, self._clock())
-            with self._condition:
-                lost = list(self._lost)
-            self._file.apply([Delete(name) for name in lost], self._clock())
-            with self._condition:
-                self._lost.difference_update(lost)
-                if self._problem:
-                    log.info("the journal %s works again", self.path)
-                self._problem = ""
+                self._file = self._new_file()
         except Errors as error:
-            self._fail(error, ())
+            self._fail(error)
+
+    def _new_file(self) -> JournalFile:
+        return JournalFile(self.path, self._bytes_max, self._clock(), self._quotas)
+
+    def _close_file(self) -> None:
+        with self._reading:
+            if self._file is not None:
+                with contextlib.suppress(sqlite3.Error):
+                    self._file.close()
+                self._file = None
 
     def _start_over(self, why: str) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._close_file()
+        self._damage = ""
         self.counts["started_over"] += 1
         log.warning("the journal %s starts over: %s", self.path, why)
-        remove(self.path)
+        if self.path is not None:
+            remove(self.path)
 
-    def _fail(self, error: Exception, operations: Sequence[Operation]) -> None:
-        """Give the file up for now; what was to be written is lost to the journal."""
+    def _fail(self, error: Exception) -> None:
+        """Give the file up for now."""
         self.counts["errors"] += 1
         problem = str(error) or type(error).__name__
-        if self._file is not None:
-            with contextlib.suppress(sqlite3.Error):
-                self._file.close()
-            self._file = None
+        self._close_file()
         with self._condition:
             if not self._problem:
                 log.warning(
@@ -267,7 +373,20 @@ class Journal:
                     problem,
                 )
             self._problem = problem
-            self._lose(operation.name for operation in operations)
         if is_damage(error):
             with contextlib.suppress(OSError):
                 self._start_over(problem)
+
+
+def _apply(entry: StoredEntry | None, operation: Operation) -> StoredEntry | None:
+    """Return an entry behind an operation, which may be in it already: no two of its items are equal."""
+    match operation:
+        case Put(_, head, blobs):
+            return StoredEntry(head, [], blobs)
+        case Append(_, item, blobs) if entry is not None and item not in entry.items:
+            return StoredEntry(entry.head, [*entry.items, item], {**entry.blobs, **blobs})
+        case Replace(_, head) if entry is not None and head is not None:
+            return StoredEntry(head, entry.items, entry.blobs)
+        case Delete():
+            return None
+    return entry

@@ -25,7 +25,7 @@ from broker.routes.state import GatewayState, gateway_of, owner_of
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
 
-Name = tuple[bytes, str]
+Name = tuple[str, str]
 """Owner and id of a response."""
 
 
@@ -91,7 +91,7 @@ def register(gateway: GatewayState, name: Name, answer: DurableAnswer, builder: 
     answer.on_over = on_over
 
 
-def events(gateway: GatewayState, name: Name, starting_after: str | None) -> ASGIApp:
+async def events(gateway: GatewayState, name: Name, starting_after: str | None) -> ASGIApp:
     """Return the events of a response in the background, after the one with that number. Raises
     `RequestError` if they are not kept, or never were."""
     skipped = 0
@@ -102,7 +102,7 @@ def events(gateway: GatewayState, name: Name, starting_after: str | None) -> ASG
         skipped = int(starting_after) + 1
     if (answer := gateway.answers.find(*name)) is not None:
         return AnswerResponse(answer, gateway.settings.keepalive_s, skipped)
-    if gateway.responses.get(*name).document()["background"]:
+    if (await gateway.responses.get(*name)).document()["background"]:
         raise RequestError(Code.STREAM_CURSOR_EXPIRED)
     raise refuse("stream", "must be false here: this response is not in the background")
 

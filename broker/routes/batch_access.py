@@ -16,8 +16,7 @@ from broker.batches.records import BatchRecord, Dialect, FileRecord
 from broker.batches.runner import BatchRunner, ClosedError
 from broker.batches.store import BatchStore, StorageError
 from broker.http.json_response import JsonResponse
-from broker.routes.state import gateway_of
-from protocol.api_keys import ApiKey
+from broker.routes.state import gateway_of, owner_of
 from protocol.errors import Code, RequestError
 
 log = logging.getLogger(__name__)
@@ -33,12 +32,6 @@ def runner_of(request: Request) -> BatchRunner:
     if runner is None:
         raise RequestError(Code.ROUTE_NOT_FOUND, "Batches are disabled on this server (--batch-storage 0).")
     return runner
-
-
-def owner_of(request: Request) -> str:
-    """Return whose files and batches a request sees: those of keys with the same name as its own."""
-    key: ApiKey | None = getattr(request.state, "key", None)
-    return key.prefix_namespace if key is not None else ""
 
 
 async def use_store(request: Request, work: Callable[..., T], *args: object) -> T:

@@ -17,11 +17,10 @@ from broker.routes.batch_access import (
     find_batch,
     json_response,
     own_batches,
-    owner_of,
     runner_of,
     use_store,
 )
-from broker.routes.state import gateway_of
+from broker.routes.state import gateway_of, owner_of
 from protocol.errors import Code, RequestError
 
 

@@ -12,7 +12,6 @@ from starlette.routing import Route
 
 from broker.dialects.responses import conversations, listing
 from broker.dialects.responses.conversations import ConversationStore
-from broker.dialects.responses.store import Owner
 from broker.http.json_response import JsonResponse
 from broker.http.respond import read_body
 from broker.routes.state import gateway_of, owner_of
@@ -29,22 +28,22 @@ async def one(asked: Request) -> Response:
     """Return a conversation, replace its metadata, or delete it."""
     store, (owner, id) = _store(asked), _name(asked)
     if asked.method == "DELETE":
-        store.delete(owner, id)
+        await store.delete(owner, id)
         return _json({"id": id, "object": "conversation.deleted", "deleted": True})
     if asked.method == "POST":
-        store.document(owner, id)  # unknown before unread
-        return _json(store.update(owner, id, conversations.read_update(await _raw(asked))))
-    return _json(store.document(owner, id))
+        await store.document(owner, id)  # unknown before unread
+        return _json(await store.update(owner, id, conversations.read_update(await _raw(asked))))
+    return _json(await store.document(owner, id))
 
 
 async def items(asked: Request) -> Response:
     """Return one page of the items, or add items."""
     store, (owner, id) = _store(asked), _name(asked)
     if asked.method == "GET":
-        return _json(listing.page(store.items(owner, id), asked.query_params))
-    store.document(owner, id)
+        return _json(listing.page(await store.items(owner, id), asked.query_params))
+    await store.document(owner, id)
     body = conversations.read_items(await _raw(asked))
-    added = store.add(owner, id, body.items, secrets.token_hex(12))
+    added = await store.add(owner, id, body.items, secrets.token_hex(12))
     return _json(listing.page(added, {"order": "asc"}))
 
 
@@ -52,8 +51,8 @@ async def item(asked: Request) -> Response:
     """Return an item, or delete it."""
     store, (owner, id), item_id = _store(asked), _name(asked), asked.path_params["item_id"]
     if asked.method == "DELETE":
-        return _json(store.delete_item(owner, id, item_id))
-    return _json(store.item(owner, id, item_id))
+        return _json(await store.delete_item(owner, id, item_id))
+    return _json(await store.item(owner, id, item_id))
 
 
 async def _raw(asked: Request) -> bytes:
@@ -64,7 +63,7 @@ def _store(asked: Request) -> ConversationStore:
     return ConversationStore(gateway_of(asked).responses)
 
 
-def _name(asked: Request) -> tuple[Owner, str]:
+def _name(asked: Request) -> tuple[str, str]:
     return owner_of(asked), asked.path_params["id"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -12,18 +11,17 @@ from hashlib import sha256
 
 from broker.answers.answer import DurableAnswer
 from broker.answers.record import AnswerRecord
-from broker.answers.recorder import AnswerRecorder, blobs_of, digest_of
+from broker.answers.recorder import AnswerRecorder
 from broker.dialects.renderers import Renderer
 from broker.dialects.rendering import Rendering
 from broker.dialects.responses.answer import Document
-from broker.dialects.responses.conversations import ConversationStore
-from broker.dialects.responses.store import StoredItems, StoredResponse
+from broker.dialects.responses.store import StoredItems, StoredResponse, blobs_of, digest_of
 from broker.dispatch.checkpoint import Checkpoint
 from broker.dispatch.flight import Flight
 from broker.http.respond import opening_headers
 from broker.routes.report import version
 from broker.routes.state import GatewayState
-from protocol.errors import KINDS, RequestError, code_named
+from protocol.errors import KINDS, code_named
 from protocol.messages import Failed, Request
 
 
@@ -46,7 +44,7 @@ def fingerprint(gateway: GatewayState, model: str) -> str:
     return f"fp_{digest[:10]}"
 
 
-def keeper(gateway: GatewayState, owner: bytes, described: Described) -> Callable[[Document], None] | None:
+def keeper(gateway: GatewayState, owner: str, described: Described) -> Callable[[Document], None] | None:
     """Return the function that stores the response and extends its conversation; None if it does neither."""
     store, conversation = gateway.responses, described.conversation
     if not described.keeps and conversation is None:
@@ -57,8 +55,7 @@ def keeper(gateway: GatewayState, owner: bytes, described: Described) -> Callabl
         if described.keeps:
             store.put(owner, described.rendering.id, stored)
         if conversation is not None:
-            with contextlib.suppress(RequestError):  # it was deleted, or evicted
-                ConversationStore(store).extend(owner, conversation, stored.pieces[-2:])
+            store.extend(owner, conversation, stored.pieces[-2:])
 
     return keep
 
@@ -110,11 +107,11 @@ def record(
     prompts: int = 1,
 ) -> AnswerRecorder | None:
     """Record an answer in the journal from now on, if there is one. Return its recorder."""
-    if gateway.journal is None:
+    if not gateway.journal.is_durable:
         return None
     media = {sha256(frame).digest(): frame for frame in frames}
     told = AnswerRecord(
-        owner=answer.owner,
+        owned_by=answer.owner,
         key=answer.key,
         digest=answer.digest,
         name=answer.name,
@@ -139,6 +136,5 @@ def recorder_of(
     gateway: GatewayState, answer: DurableAnswer, told: AnswerRecord, model: str, id: str = ""
 ) -> AnswerRecorder:
     """Return the recorder of an answer. `id`: of its entry, if the journal has one."""
-    assert gateway.journal is not None
     known = partial(fingerprint, gateway, model)
     return AnswerRecorder(gateway.journal, answer, told, gateway.dispatcher.checkpoint, known, time.time, id)

@@ -20,12 +20,11 @@ from broker.routes.batch_access import (
     find_file,
     json_response,
     opened,
-    owner_of,
     runner_of,
     storage_failed,
     use_store,
 )
-from broker.routes.state import gateway_of
+from broker.routes.state import gateway_of, owner_of
 from protocol.errors import Code, RequestError
 
 PATH = "/v1/files"

@@ -19,12 +19,11 @@ from broker.routes.batch_access import (
     find_batch,
     json_response,
     own_batches,
-    owner_of,
     runner_of,
     use_store,
 )
 from broker.routes.batches import cancel
-from broker.routes.state import gateway_of
+from broker.routes.state import gateway_of, owner_of
 from protocol.errors import Code, RequestError
 
 PATH = "/v1/messages/batches"

@@ -9,13 +9,14 @@ from contextlib import AbstractContextManager, suppress
 from functools import partial
 
 import msgspec
+from msgspec.structs import replace
 
 from broker.answers import record
 from broker.answers.answer import DurableAnswer
 from broker.answers.record import AnswerRecord, Piece
-from broker.answers.recorder import RESPONSE, StoreRecorder, stored_of
 from broker.dialects.renderers import Renderer
 from broker.dialects.rendering import ResponseRendering
+from broker.dialects.responses import store
 from broker.dialects.responses.store import StoredItems
 from broker.dispatch.flight import Flight
 from broker.http import access_log
@@ -39,18 +40,21 @@ Shared = dict[bytes, StoredItems]
 """Pieces of conversations, by digest."""
 
 
-def recover(gateway: GatewayState, journal: Journal) -> None:
-    """Put back stored responses and durable answers; what cannot be put back is removed from the journal."""
+def recover(gateway: GatewayState) -> None:
+    """Put back durable answers; what cannot be put back is removed from the journal."""
+    journal = gateway.journal
+    if not journal.is_durable:
+        return
+    # Earlier versions had the digest of a key as the owner of what it stores.
+    journal.rename_owners({digest.hex(): name for digest, name in gateway.api_keys_store.owners().items()})
     _expect_workers(gateway, journal)
     gateway.answers.committed = lambda: journal.committed
-    shared: dict[bytes, StoredItems] = {}
-    responses = _restore_responses(gateway, journal, shared)
-    gateway.responses.log = StoreRecorder(journal)
+    shared: Shared = {}
     answers = sum(
         _restore_or_delete(gateway, journal, entry, shared) for entry in journal.entries(record.KIND)
     )
-    if answers or responses:
-        log.info("restored %d durable answers and %d stored responses", answers, responses)
+    if answers:
+        log.info("restored %d durable answers", answers)
 
 
 def _expect_workers(gateway: GatewayState, journal: Journal) -> None:
@@ -70,7 +74,7 @@ def _restore_or_delete(gateway: GatewayState, journal: Journal, entry: Entry, sh
     """Put an answer back, or remove it from the journal if that is not possible."""
     try:
         restored = _restore(gateway, journal.blob, entry, shared)
-    except (msgspec.MsgspecError, ValueError, RequestError) as error:
+    except (msgspec.MsgspecError, ValueError, OSError, RequestError) as error:
         log.warning("an answer of the journal cannot be restored: %s", error)
         restored = False
     if not restored:
@@ -78,22 +82,11 @@ def _restore_or_delete(gateway: GatewayState, journal: Journal, entry: Entry, sh
     return restored
 
 
-def _restore_responses(gateway: GatewayState, journal: Journal, shared: Shared) -> int:
-    for entry in journal.entries(RESPONSE):
-        try:
-            found = stored_of(entry, journal.blob, shared)
-        except msgspec.MsgspecError:
-            found = None
-        if found is None or not gateway.responses.keeps:
-            journal.add(Delete(entry.name))
-        else:
-            gateway.responses.put(*found)
-    return len(gateway.responses)
-
-
 def _restore(gateway: GatewayState, blob: Blob, entry: Entry, shared: Shared) -> bool:
     """Put an answer back. Return False if nobody may come for it any more, or a part is missing."""
     told, pieces = record.decode(entry.head, entry.items)
+    owner = told.owned_by or gateway.api_keys_store.owners().get(told.owner, told.owner.hex())
+    told = replace(told, owned_by=owner, owner=b"")
     ended = {piece.choice for piece in pieces if piece.end is not None}
     is_over = len(ended) == len(told.checkpoints)
     at = max(entry.at, *(piece.at for piece in pieces), 0.0)
@@ -103,7 +96,7 @@ def _restore(gateway: GatewayState, blob: Blob, entry: Entry, shared: Shared) ->
     if media is None or before is None:
         return False
     described = Described(told.rendering, before, keeps=told.keeps, conversation=told.conversation)
-    answer = gateway.answers.new(told.owner, key=told.key, digest=told.digest)
+    answer = gateway.answers.new(owner, key=told.key, digest=told.digest)
     answer.own_bytes, answer.is_durable = told.own_bytes, told.background
     renderer = _renderer(gateway, answer, told, described, pieces, is_over=is_over)
     model = told.checkpoints[0].model
@@ -183,23 +176,16 @@ def _renderer(
 ) -> Renderer:
     rendering, model = told.rendering, told.checkpoints[0].model
     if isinstance(rendering, ResponseRendering):
-        keep = keeper(gateway, told.owner, described)
-        if is_over and (not told.keeps or _is_stored(gateway, told)):
+        keep = keeper(gateway, answer.owner, described)
+        if is_over and (not told.keeps or gateway.journal.read(store.name(answer.owner, rendering.id))):
             keep = None  # it was done already
         builder = rendering.builder(lambda: answer.at or time.time(), keep)
         if told.background:
             return background.introduce(gateway, answer, rendering, builder, described.before)
-        background.register(gateway, (told.owner, rendering.id), answer, builder)
+        background.register(gateway, (answer.owner, rendering.id), answer, builder)
         return rendering.of(builder)
     known = next((piece.fingerprint for piece in pieces if piece.fingerprint), "")
     return rendering.renderer(lambda: known or fingerprint(gateway, model))
-
-
-def _is_stored(gateway: GatewayState, told: AnswerRecord) -> bool:
-    try:
-        return gateway.responses.get(told.owner, told.rendering.id) is not None
-    except RequestError:
-        return False
 
 
 def _blobs(blob: Blob, digests: Sequence[bytes]) -> list[bytes] | None:

@@ -45,7 +45,7 @@ async def create(asked: Request) -> ASGIApp:
         read.store = False  # the batch has its result, and clients' responses keep their room
     found = choose(asked, read.model, read.adapter)
     bytes_max = gateway.settings.body_bytes_max
-    recalled = history.recall(read, gateway.responses, owner, bytes_max=bytes_max)
+    recalled = await history.recall(read, gateway.responses, owner, bytes_max=bytes_max)
     compacts = compaction.is_triggered(recalled)
     if compacts:
         recalled = compaction.untriggered(recalled)
@@ -109,7 +109,7 @@ async def compact(asked: Request) -> ASGIApp:
     gateway = gateway_of(asked)
     read, raw = await take_body(asked, compaction.read)
     found = choose(asked, read.model, read.adapter)
-    recalled = history.recall(
+    recalled = await history.recall(
         read, gateway.responses, owner_of(asked), bytes_max=gateway.settings.body_bytes_max
     )
     stem, offer = secrets.token_hex(12), request.offered(read, ())
@@ -142,8 +142,8 @@ def _is_kept(gateway: GatewayState, read: body.Body) -> bool:
 
 @contextmanager
 def _running(
-    answering: dict[tuple[bytes, str], ResponseBuilder],
-    name: tuple[bytes, str],
+    answering: dict[tuple[str, str], ResponseBuilder],
+    name: tuple[str, str],
     answer: ResponseBuilder,
     flights: AbstractContextManager[Sequence[Flight]],
 ) -> Iterator[Sequence[Flight]]:
@@ -166,14 +166,14 @@ async def one(asked: Request) -> ASGIApp:
     if asked.method == "DELETE":
         if running is not None and gateway.answers.find(*name) is not None:
             _cancel(gateway, name, running)
-        gateway.responses.delete(*name)
+        await gateway.responses.delete(*name)
         background.forget(gateway, name)
         return _json({"id": name[1], "object": "response", "deleted": True})
     if asked.query_params.get("stream") == "true":
-        return background.events(gateway, name, asked.query_params.get("starting_after"))
+        return await background.events(gateway, name, asked.query_params.get("starting_after"))
     if running is not None:
         return _json(running.so_far())
-    return _json(gateway.responses.get(*name).document())
+    return _json((await gateway.responses.get(*name)).document())
 
 
 async def input_items(asked: Request) -> Response:
@@ -182,7 +182,7 @@ async def input_items(asked: Request) -> Response:
     answer = gateway.answers.find(*name)
     if answer is not None and answer.inputs is not None:
         return _json(listing.page(answer.inputs(), asked.query_params))
-    return _json(listing.page(gateway.responses.get(*name).input(), asked.query_params))
+    return _json(listing.page((await gateway.responses.get(*name)).input(), asked.query_params))
 
 
 async def cancel(asked: Request) -> Response:
@@ -190,14 +190,14 @@ async def cancel(asked: Request) -> Response:
     another one that has ended is an error, as in OpenAI's API."""
     gateway, name = gateway_of(asked), _name(asked)
     if (running := gateway.answering.get(name)) is None:
-        document = gateway.responses.get(*name).document()
+        document = (await gateway.responses.get(*name)).document()
         if not document["background"]:
             raise RequestError(Code.INVALID_REQUEST, "This response has ended and cannot be cancelled.")
         return _json(document)
     return _json(_cancel(gateway, name, running))
 
 
-def _cancel(gateway: GatewayState, name: tuple[bytes, str], running: ResponseBuilder) -> Document:
+def _cancel(gateway: GatewayState, name: tuple[str, str], running: ResponseBuilder) -> Document:
     document = running.cancel()
     if (answer := gateway.answers.find(*name)) is not None:
         answer.poke()
@@ -207,7 +207,7 @@ def _cancel(gateway: GatewayState, name: tuple[bytes, str], running: ResponseBui
     return document
 
 
-def _name(asked: Request) -> tuple[bytes, str]:
+def _name(asked: Request) -> tuple[str, str]:
     """Return the owner and id of a response. Raises `RequestError` for another kind of id."""
     id = asked.path_params["id"]
     if id.startswith(conversations.PREFIX):

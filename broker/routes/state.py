@@ -9,12 +9,14 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 from starlette.requests import Request
 
 from broker.answers.answers import DurableAnswers
 from broker.answers.background import BackgroundQueue, has_free_row
 from broker.batches.runner import BatchRunner
+from broker.dialects.responses import store
 from broker.dialects.responses.answer import ResponseBuilder
 from broker.dialects.responses.store import ResponseStore
 from broker.dispatch.dispatcher import Dispatcher
@@ -25,6 +27,7 @@ from broker.http.auth import ApiKeys
 from broker.http.limits import KeyConcurrency
 from broker.http.media import MediaMemory
 from broker.http.offload import BodyOffload
+from broker.journal.file import Name, Quota, StoredEntry
 from broker.journal.journal import Journal
 from protocol.api_keys import ApiKey
 from protocol.errors import Code, RequestError
@@ -48,11 +51,10 @@ def _later(call: Callable[[], None]) -> None:
 class GatewayState:
     """The gateway's components, built in `__main__`.
 
-    `line_errors`: live counters of transport errors. `answering`: the running responses, by key digest and
-    id. `cancelled`: key digest and id of the last cancelled requests. `fetch`: fetches remote images; None
+    `line_errors`: live counters of transport errors. `answering`: the running responses, by owner and id.
+    `cancelled`: owner and id of the last cancelled requests. `fetch`: fetches remote images; None
     disables them. `watchers`: open streams of the status and of orders. `inspection`: captures requests; None
-    disables it. `batches`: runs batches; None disables them. `journal`: None if answers live no longer than
-    the gateway.
+    disables it. `batches`: runs batches; None disables them. `journal`: of answers and stored responses.
     """
 
     settings: GatewaySettings
@@ -60,11 +62,11 @@ class GatewayState:
     line_errors: Mapping[str, int]
     api_keys_store: ApiKeys = field(default_factory=ApiKeys)
     key_concurrency: KeyConcurrency = field(default_factory=KeyConcurrency)
-    responses: ResponseStore = field(default_factory=lambda: ResponseStore(0, 0))
-    answering: dict[tuple[bytes, str], ResponseBuilder] = field(default_factory=dict)
-    cancelled: deque[tuple[bytes, str]] = field(default_factory=lambda: deque(maxlen=CANCELLED_MAX))
+    answering: dict[tuple[str, str], ResponseBuilder] = field(default_factory=dict)
+    cancelled: deque[tuple[str, str]] = field(default_factory=lambda: deque(maxlen=CANCELLED_MAX))
     prompt_records: PromptRecords = field(default_factory=PromptRecords)
     answers: DurableAnswers = field(init=False)
+    responses: ResponseStore = field(init=False)
     background: BackgroundQueue = field(init=False)
     offload: BodyOffload = field(default_factory=BodyOffload)
     http_counters: HttpCounters = field(default_factory=HttpCounters)
@@ -73,7 +75,7 @@ class GatewayState:
     media: MediaMemory = field(default_factory=lambda: MediaMemory(MEDIA_MEMORY))
     fetch: Fetch | None = None
     batches: BatchRunner | None = None
-    journal: Journal | None = None
+    journal: Journal = field(default_factory=lambda: Journal(None, 0))
     started_at: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
@@ -84,8 +86,20 @@ class GatewayState:
             window_s=self.settings.reattach_window_s,
         )
         object.__setattr__(self, "answers", answers)
+
+        def read(name: Name) -> Awaitable[StoredEntry | None]:
+            return asyncio.to_thread(self.journal.read, name)
+
+        responses = ResponseStore(self.journal, read, keeps=self.settings.responses_max > 0)
+        object.__setattr__(self, "responses", responses)
         background = BackgroundQueue(partial(has_free_row, self.dispatcher), time.monotonic)
         object.__setattr__(self, "background", background)
+
+
+def journal_at(path: Path | None, settings: GatewaySettings) -> Journal:
+    """Return the journal in a file; None: in memory, for stored responses alone."""
+    quotas = {store.KIND: Quota(settings.responses_max, settings.responses_bytes_max)}
+    return Journal(path, settings.journal_max if path else settings.responses_bytes_max, quotas)
 
 
 def gateway_of(request: Request) -> GatewayState:
@@ -112,10 +126,13 @@ def watching(gateway: GatewayState) -> Iterator[None]:
         gateway.watchers.discard(watcher)
 
 
-def owner_of(request: Request) -> bytes:
-    """Return the owner of stored and durable answers: the request's key. Without keys there is one owner."""
+def owner_of(request: Request) -> str:
+    """Return the owner of all that is stored for a request: the name of its key, hashed, or else the key.
+
+    Keys of one name are one owner, and all requests without a key.
+    """
     key: ApiKey | None = getattr(request.state, "key", None)
-    return key.digest if key else b""
+    return "" if key is None else key.prefix_namespace
 
 
 def prefix_namespace_of(request: Request) -> str:

@@ -78,7 +78,7 @@ def durable_status(gateway: GatewayState) -> dict[str, Any]:
         "queued": len(gateway.background),
         "bytes": answers.nbytes,
         "counts": dict(answers.counts),
-        "journal": None if journal is None else asdict(journal.status()),
+        "journal": asdict(journal.status()) if journal.is_durable else None,
     }
 
 

@@ -27,7 +27,8 @@ def journal(context: typer.Context, host: Host = None, port: Port = None, config
 
 
 def clear(host: Host = None, port: Port = None, config: Config = None) -> None:
-    """Delete the journal. A server that runs keeps in memory what it has, and begins a new journal."""
+    """Delete the journal, with all stored responses. A server that runs begins a new one; answers that it is
+    giving go on in its memory."""
     from deploy.console.table import size
     from deploy.serving import journal as files
 

@@ -16,15 +16,13 @@ from starlette.types import ASGIApp
 from broker.app import create_app
 from broker.batches.runner import BatchRunner, StoreThread
 from broker.batches.store import BatchStore
-from broker.dialects.responses.store import ResponseStore
 from broker.dispatch.inspection import Inspection
 from broker.http.auth import ApiKeys
 from broker.http.limits import KeyConcurrency
 from broker.http.media import MediaMemory
-from broker.journal.journal import Journal
 from broker.routes import batch_lines
 from broker.routes.recovery import recover
-from broker.routes.state import Fetch, GatewayState
+from broker.routes.state import Fetch, GatewayState, journal_at
 from broker.transport.router import RouterLink
 from protocol.gateway_settings import GatewaySettings
 from protocol.messages import Cancel, Generate, Message
@@ -88,12 +86,11 @@ class House:
             line_errors=self.link.errors,
             api_keys_store=ApiKeys(settings.api_keys),
             key_concurrency=KeyConcurrency(per_key_max),
-            responses=ResponseStore(settings.responses_max, settings.responses_bytes_max),
             inspection=Inspection() if settings.inspect else None,
             media=MediaMemory(settings.media_memory),
             fetch=fetch,
             batches=self._batches(settings),
-            journal=None if journal is None else Journal(journal / "journal" / "journal.sqlite", 2**20),
+            journal=journal_at(journal and journal / "journal" / "journal.sqlite", settings),
         )
         self.app: ASGIApp = create_app(self.gateway, cast(RouterLink, self.link))
 
@@ -109,8 +106,7 @@ class House:
 
     def recover(self) -> None:
         """Read and start the journal, as the lifespan does. Call this on the event loop."""
-        assert self.gateway.journal is not None
-        recover(self.gateway, self.gateway.journal)
+        recover(self.gateway)
         loop = asyncio.get_running_loop()
 
         def on_commit() -> None:
@@ -120,7 +116,6 @@ class House:
 
     def die(self) -> None:
         """End as if killed, but with everything on the disk."""
-        assert self.gateway.journal is not None
         self.gateway.answers.flush()
         self.gateway.journal.close()
         self.close()

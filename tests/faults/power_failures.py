@@ -212,7 +212,8 @@ class Failures:
         for dialect in creations.keys() - known:
             lines = [Asked.roll(self._dice, samples=n % 2 > 0) for n in range(self._given.lines)]
             self._batches[creations[dialect](lines)] = dialect, lines
-            self.disk.note()
+            with self._lock:
+                self.disk.note()
 
     def _create_openai(self, lines: list[Asked]) -> str:
         rows = [

@@ -14,13 +14,15 @@ from msgspec import Struct
 
 from broker.dialects.body import check_range, decode, encode
 from broker.dialects.responses.items import additional_tools, listed, messages
-from broker.dialects.responses.store import Owner, ResponseStore, StoredItems, StoredResponse
+from broker.dialects.responses.store import ResponseStore, StoredItems, StoredResponse
 from broker.dialects.responses.tools import offer
 from protocol.errors import Code, RequestError
 
 PREFIX = "conv_"
 ITEMS_MAX = 20
 """Maximum items of one request."""
+READS_MAX = 8
+"""Maximum number of times that a conversation is read to change it, while others are changed."""
 METADATA_MAX, KEY_CHARACTERS_MAX, VALUE_CHARACTERS_MAX = 16, 64, 512
 
 Document = dict[str, Any]
@@ -95,7 +97,7 @@ class ConversationStore:
     def __init__(self, store: ResponseStore) -> None:
         self._store = store
 
-    def create(self, owner: Owner, stem: str, body: CreateBody, *, created_at: int) -> Document:
+    def create(self, owner: str, stem: str, body: CreateBody, *, created_at: int) -> Document:
         """Store a new conversation and return its document.
 
         `stem`: random part of its id and of its items' ids. Raises `RequestError` if nothing is stored here.
@@ -113,63 +115,68 @@ class ConversationStore:
         self._put(owner, document, pieces)
         return document
 
-    def get(self, owner: Owner, id: str) -> StoredResponse:
+    async def get(self, owner: str, id: str) -> StoredResponse:
         """Return a stored conversation. Raises `RequestError(conversation_not_found)`."""
         if not id.startswith(PREFIX):
             raise _unknown("Conversation", id)
         try:
-            return self._store.get(owner, id)
-        except RequestError:
-            raise _unknown("Conversation", id) from None
+            return await self._store.get(owner, id)
+        except RequestError as error:
+            raise _unknown("Conversation", id) if error.code is Code.RESPONSE_NOT_FOUND else error from None
 
-    def document(self, owner: Owner, id: str) -> Document:
+    async def document(self, owner: str, id: str) -> Document:
         """Return the document of a conversation. Raises as `get`."""
-        return self.get(owner, id).head_document()
+        return (await self.get(owner, id)).head_document()
 
-    def update(self, owner: Owner, id: str, body: UpdateBody) -> Document:
+    async def update(self, owner: str, id: str, body: UpdateBody) -> Document:
         """Replace the metadata and return the document. Raises as `get`."""
-        kept = self.get(owner, id)
-        document = kept.head_document() | {"metadata": body.metadata}
-        self._put(owner, document, kept.pieces)
+        conversation = await self._read_latest(owner, id)
+        document = conversation.head_document() | {"metadata": body.metadata}
+        self._put(owner, document, conversation.pieces)
         return document
 
-    def delete(self, owner: Owner, id: str) -> None:
+    async def delete(self, owner: str, id: str) -> None:
         """Delete a conversation; responses keep its items. Raises as `get`."""
-        self.get(owner, id)
-        self._store.delete(owner, id)
+        await self.get(owner, id)
+        self._store.drop(owner, id)
 
-    def add(self, owner: Owner, id: str, items: Sequence[Document], stem: str) -> list[Document]:
+    async def add(self, owner: str, id: str, items: Sequence[Document], stem: str) -> list[Document]:
         """Add items at the end and return them as listed. Raises as `get`."""
+        await self.get(owner, id)
         added = listed(items, stem)
-        self.extend(owner, id, (StoredItems.of(added),))
+        self._store.extend(owner, id, (StoredItems.of(added),))
         return added
 
-    def extend(self, owner: Owner, id: str, pieces: tuple[StoredItems, ...]) -> None:
-        """Add pieces at the end. Raises as `get`."""
-        kept = self.get(owner, id)
-        self._put(owner, kept.head_document(), (*kept.pieces, *pieces))
-
-    def item(self, owner: Owner, id: str, item_id: str) -> Document:
+    async def item(self, owner: str, id: str, item_id: str) -> Document:
         """Return an item. Raises `RequestError(conversation_not_found)`."""
-        for item in self.items(owner, id):
+        for item in await self.items(owner, id):
             if item["id"] == item_id:
                 return item
         raise _unknown("Item", item_id)
 
-    def items(self, owner: Owner, id: str) -> list[Document]:
+    async def items(self, owner: str, id: str) -> list[Document]:
         """Return all items, oldest first. Raises as `get`."""
-        return [item for piece in self.get(owner, id).pieces for item in piece.items()]
+        return [item for piece in (await self.get(owner, id)).pieces for item in piece.items()]
 
-    def delete_item(self, owner: Owner, id: str, item_id: str) -> Document:
+    async def delete_item(self, owner: str, id: str, item_id: str) -> Document:
         """Remove an item and return the conversation's document. Raises as `item`."""
-        self.item(owner, id, item_id)
-        kept = self.get(owner, id)
-        pieces = tuple(_without(piece, item_id) for piece in kept.pieces)
-        document = kept.head_document()
+        await self.item(owner, id, item_id)
+        conversation = await self._read_latest(owner, id)
+        pieces = tuple(_without(piece, item_id) for piece in conversation.pieces)
+        document = conversation.head_document()
         self._put(owner, document, pieces)
         return document
 
-    def _put(self, owner: Owner, document: Document, pieces: tuple[StoredItems, ...]) -> None:
+    async def _read_latest(self, owner: str, id: str) -> StoredResponse:
+        """Return a conversation to which nothing was added while it was read. Raises as `get`."""
+        for _ in range(READS_MAX):
+            changes = self._store.changes
+            conversation = await self.get(owner, id)
+            if self._store.changes == changes:
+                break
+        return conversation
+
+    def _put(self, owner: str, document: Document, pieces: tuple[StoredItems, ...]) -> None:
         self._store.put(owner, document["id"], StoredResponse(encode(document), pieces))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,14 +46,14 @@ class ConversationHistory:
         return [*earlier, *((f"input[{index}]", item) for index, item in enumerate(self.items))]
 
 
-def recall(body: Body, store: ResponseStore, owner: bytes, *, bytes_max: int) -> ConversationHistory:
+async def recall(body: Body, store: ResponseStore, owner: str, *, bytes_max: int) -> ConversationHistory:
     """Load the conversation of a request. `bytes_max`: limit for everything that is not in the body.
 
     Raises `RequestError` if something is not stored, belongs to another key, or exceeds the limit.
     """
     before: tuple[StoredItems, ...] = ()
     used, parameter = 0, "conversation" if body.conversation else "previous_response_id"
-    if (previous := _previous(body, store, owner)) is not None:
+    if (previous := await _previous(body, store, owner)) is not None:
         before, used = previous.pieces, previous.conversation_bytes
         _check_size(used, bytes_max)
     if body.input is None:
@@ -61,51 +61,54 @@ def recall(body: Body, store: ResponseStore, owner: bytes, *, bytes_max: int) ->
     if isinstance(body.input, str):
         text = [{"role": "user", "content": body.input}]
         return ConversationHistory(before, text, is_text=True, parameter=parameter)
-    items = list(_resolved(body.input, _Shelf(store, owner, before), used, bytes_max))
+    lookup = _ItemLookup(store, owner, before)
+    items = [item async for item in _resolved(body.input, lookup, used, bytes_max)]
     return ConversationHistory(before, items, parameter=parameter)
 
 
-def _previous(body: Body, store: ResponseStore, owner: bytes) -> StoredResponse | None:
+async def _previous(body: Body, store: ResponseStore, owner: str) -> StoredResponse | None:
     if body.conversation_id is not None:
-        return ConversationStore(store).get(owner, body.conversation_id)
+        return await ConversationStore(store).get(owner, body.conversation_id)
     if not body.previous_response_id:
         return None
     try:
         if body.previous_response_id.startswith(PREFIX):
             raise unknown(body.previous_response_id)
-        return store.get(owner, body.previous_response_id)
+        return await store.get(owner, body.previous_response_id)
     except RequestError as error:
+        if error.code is not Code.RESPONSE_NOT_FOUND:
+            raise
         code, param = Code.PREVIOUS_RESPONSE_NOT_FOUND, "previous_response_id"
         raise RequestError(code, f"Previous response: {error.message}", param=param) from None
 
 
-def _resolved(
-    items: Sequence[dict[str, Any]], shelf: _Shelf, used: int, bytes_max: int
-) -> Iterator[dict[str, Any]]:
+async def _resolved(
+    items: Sequence[dict[str, Any]], lookup: _ItemLookup, used: int, bytes_max: int
+) -> AsyncIterator[dict[str, Any]]:
     for index, item in enumerate(items):
         if kind_of(item) != "item_reference":
             yield item
             continue
-        found = shelf.item(str(item.get("id")), f"input[{index}].id")
+        found = await lookup.item(str(item.get("id")), f"input[{index}].id")
         used += len(encode(found))
         _check_size(used, bytes_max)
         yield found
 
 
-class _Shelf:
+class _ItemLookup:
     """Item lookup for one request: each response is decoded once."""
 
-    def __init__(self, store: ResponseStore, owner: bytes, before: Sequence[StoredItems]) -> None:
+    def __init__(self, store: ResponseStore, owner: str, before: Sequence[StoredItems]) -> None:
         """`before`: the conversation of the request, whose items may have ids of other clients."""
         self._store = store
         self._owner = owner
         self._before = before
         self._known: dict[str, dict[str, dict[str, Any]]] = {}
 
-    def item(self, id: str, param: str) -> dict[str, Any]:
+    async def item(self, id: str, param: str) -> dict[str, Any]:
         stem = of[1] if (of := _ITEM_ID.fullmatch(id)) else ""
         if stem not in self._known:
-            self._known[stem] = self._items(stem)
+            self._known[stem] = await self._items(stem)
         found = self._known[stem].get(id) or self._said_before().get(id)
         if found is None:
             message = f"Item with id {id[:128]!r} not found: its response is not stored, or no longer."
@@ -118,10 +121,12 @@ class _Shelf:
             self._known[_BEFORE] = {str(item.get("id")): item for item in items}
         return self._known[_BEFORE]
 
-    def _items(self, stem: str) -> dict[str, dict[str, Any]]:
+    async def _items(self, stem: str) -> dict[str, dict[str, Any]]:
         try:
-            pieces = self._store.get(self._owner, response_id(stem)).pieces[-2:]
-        except RequestError:
+            pieces = (await self._store.get(self._owner, response_id(stem))).pieces[-2:]
+        except RequestError as error:
+            if error.code is not Code.RESPONSE_NOT_FOUND:
+                raise
             return {}
         return {str(item.get("id")): item for piece in pieces for item in piece.items()}
 

@@ -1,30 +1,27 @@
-"""Store of responses, which clients can get again or continue by id. Pure, in the gateway's memory only.
+"""Store of responses, which clients can get again or continue by id: entries of the journal. Pure.
 
-A response is owned by the API key of its request, and invisible to all others. Invariants: the store stays
-within its bounds, and nothing is counted twice. When it is full, the oldest response of the largest owner is
-evicted, so no owner loses a response to one that uses more. A conversation is stored in pieces, an input and
-an output for each turn, which its responses share. So a response can be continued even after its
-predecessors are evicted. Conversations that clients name by an id are stored in the same way
-(`conversations`), within the same bounds.
+A response is visible to its owner alone. A conversation is stored in pieces, an input and an output for each
+turn, which its responses share. So a response can be continued even after its predecessors are gone.
+Conversations that clients name by an id are stored in the same way (`conversations`). The journal keeps all
+of them within a quota: when it is reached, the oldest of the owner with the most gives way.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any, Protocol
 
 import msgspec
+from msgspec import Struct
 
 from broker.dialects.body import encode
+from broker.journal.file import Append, Delete, Name, Operation, Put, Replace, StoredEntry
 from protocol.errors import Code, RequestError
 
-RESPONSE_BYTES, PIECE_BYTES = 1024, 16
-"""Memory overhead of a response, and of each piece that it references, beside the encoded data."""
-
-Owner = bytes
-"""Digest of an API key; empty: requests without one."""
+KIND = "response"
+"""Kind of the journal's entries."""
 
 _items: msgspec.json.Decoder[list[dict[str, Any]]] = msgspec.json.Decoder(list[dict[str, Any]])
 _document: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
@@ -32,12 +29,10 @@ _document: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str,
 
 @dataclass(slots=True, eq=False)
 class StoredItems:
-    """Encoded items. `uses`: number of stored responses that share them."""
+    """Encoded items. `digest`: SHA-256 of them, once it was needed."""
 
     encoded: bytes
-    uses: int = 0
     digest: bytes = b""
-    """SHA-256 of `encoded`, once it was needed."""
 
     @classmethod
     def of(cls, items: list[dict[str, Any]]) -> StoredItems:
@@ -75,112 +70,100 @@ class StoredResponse:
         return sum(len(piece.encoded) for piece in self.pieces)
 
 
-class _Shelf:
-    """Responses of one owner, oldest first."""
+class _Record(Struct, frozen=True, kw_only=True):
+    """Head of an entry: of the response, and the digests of its pieces. Items are digests of further ones."""
 
-    def __init__(self) -> None:
-        self.kept: OrderedDict[str, StoredResponse] = OrderedDict()
-        self.bytes = 0
-
-    def add(self, id: str, kept: StoredResponse) -> None:
-        self.bytes += _own_bytes(kept)
-        for piece in kept.pieces:
-            self.bytes += 0 if piece.uses else len(piece.encoded)
-            piece.uses += 1
-        self.kept[id] = kept
-        self.kept.move_to_end(id)
-
-    def drop(self, id: str) -> None:
-        self.release(self.kept.pop(id))
-
-    def release(self, kept: StoredResponse) -> None:
-        """Give back the bytes of a response that was dropped or replaced."""
-        self.bytes -= _own_bytes(kept)
-        for piece in kept.pieces:
-            piece.uses -= 1
-            self.bytes -= 0 if piece.uses else len(piece.encoded)
+    head: bytes
+    pieces: list[bytes]
 
 
-class StoreLog(Protocol):
-    """Is told of each change of the store, so that another one can be made equal."""
+_record: msgspec.msgpack.Decoder[_Record] = msgspec.msgpack.Decoder(_Record)
+_digests: msgspec.msgpack.Decoder[list[bytes]] = msgspec.msgpack.Decoder(list[bytes])
 
-    def put(self, owner: Owner, id: str, kept: StoredResponse) -> None: ...
 
-    def drop(self, owner: Owner, id: str) -> None: ...
+class JournalQueue(Protocol):
+    """The journal, for those who write."""
+
+    def add(self, operation: Operation, nbytes: int = 0) -> int: ...
 
 
 class ResponseStore:
-    """Stored responses by owner and id. For use on the event loop."""
+    """Stored responses by owner and id. For use on the event loop; nothing here waits but `get`."""
 
-    def __init__(self, count_max: int, bytes_max: int) -> None:
-        """`count_max`: 0 disables the store."""
-        self._count_max = count_max
-        self._bytes_max = bytes_max
-        self._shelves: dict[Owner, _Shelf] = {}
-        self.log: StoreLog | None = None
+    def __init__(
+        self, journal: JournalQueue, read: Callable[[Name], Awaitable[StoredEntry | None]], *, keeps: bool
+    ) -> None:
+        """`read`: returns an entry of the journal. `keeps`: whether responses are stored at all."""
+        self.keeps = keeps
+        self.changes = 0
+        """Number of changes so far."""
+        self._journal = journal
+        self._read = read
 
-    def __len__(self) -> int:
-        return sum(len(shelf.kept) for shelf in self._shelves.values())
+    def put(self, owner: str, id: str, response: StoredResponse) -> None:
+        """Add or replace a response, as its owner's newest."""
+        blobs = blobs_of(response.pieces)
+        head = _head(response)
+        self._add(Put(name(owner, id), head, blobs, ended=True, owner=owner), head, *blobs.values())
 
-    def __iter__(self) -> Iterator[tuple[Owner, str, StoredResponse]]:
-        for owner, shelf in self._shelves.items():
-            for id, kept in shelf.kept.items():
-                yield owner, id, kept
+    def extend(self, owner: str, id: str, pieces: Iterable[StoredItems]) -> None:
+        """Add pieces to a conversation, as its owner's newest; without effect if it is not stored."""
+        blobs = blobs_of(pieces)
+        self._add(Replace(name(owner, id), None, ended=True))  # first, or it could give way to itself
+        self._add(Append(name(owner, id), msgspec.msgpack.encode(list(blobs)), blobs), *blobs.values())
 
-    @property
-    def bytes(self) -> int:
-        return sum(shelf.bytes for shelf in self._shelves.values())
+    def drop(self, owner: str, id: str) -> None:
+        """Delete a response; without effect if it is not stored."""
+        self._add(Delete(name(owner, id)))
 
-    @property
-    def keeps(self) -> bool:
-        """Whether responses are stored at all."""
-        return self._count_max > 0
+    def _add(self, operation: Operation, *parts: bytes) -> None:
+        self.changes += 1
+        self._journal.add(operation, sum(map(len, parts)))
 
-    def put(self, owner: Owner, id: str, kept: StoredResponse) -> None:
-        """Add or replace a response, as its owner's newest. One that is too large for the store is evicted at
-        once."""
-        shelf = self._shelves.setdefault(owner, _Shelf())
-        replaced = shelf.kept.get(id)
-        shelf.add(id, kept)
-        if replaced is not None:
-            shelf.release(replaced)
-        if self.log is not None:
-            self.log.put(owner, id, kept)
-        while (are_many := len(self) > self._count_max) or self.bytes > self._bytes_max:
-            size = _count if are_many else _bytes
-            most = max(self._shelves, key=lambda owner: size(self._shelves[owner]))
-            self._drop(most, next(iter(self._shelves[most].kept)))
-
-    def get(self, owner: Owner, id: str) -> StoredResponse:
-        """Return a response. Raises `RequestError(response_not_found)`."""
-        shelf = self._shelves.get(owner)
-        if shelf is None or (kept := shelf.kept.get(id)) is None:
+    async def get(self, owner: str, id: str) -> StoredResponse:
+        """Return a response. Raises `RequestError`: `response_not_found`, or `storage_failed` if the disk
+        cannot be read."""
+        try:
+            entry = await self._read(name(owner, id))
+        except OSError as error:
+            raise RequestError(Code.STORAGE_FAILED, f"What is stored cannot be read: {error}.") from None
+        if entry is None:
             raise unknown(id)
-        return kept
+        try:
+            record = _record.decode(entry.head)
+            items = dict.fromkeys(entry.items)  # a restored answer may have added its own again
+            digests = [*record.pieces, *(one for item in items for one in _digests.decode(item))]
+            pieces = tuple(StoredItems(entry.blobs[digest], digest) for digest in digests)
+        except (msgspec.MsgspecError, KeyError):  # of another version
+            raise unknown(id) from None
+        return StoredResponse(record.head, pieces)
 
-    def delete(self, owner: Owner, id: str) -> None:
-        """Delete a response. Raises `RequestError(response_not_found)`."""
-        self.get(owner, id)
-        self._drop(owner, id)
-
-    def _drop(self, owner: Owner, id: str) -> None:
-        self._shelves[owner].drop(id)
-        if self.log is not None:
-            self.log.drop(owner, id)
-        if not self._shelves[owner].kept:
-            del self._shelves[owner]
-
-
-def _count(shelf: _Shelf) -> int:
-    return len(shelf.kept)
+    async def delete(self, owner: str, id: str) -> None:
+        """Delete a response. Raises as `get`."""
+        await self.get(owner, id)
+        self.drop(owner, id)
 
 
-def _bytes(shelf: _Shelf) -> int:
-    return shelf.bytes
+def name(owner: str, id: str) -> Name:
+    """Return the name of a response's entry."""
+    return KIND, f"{owner}:{id}"
 
 
-def _own_bytes(kept: StoredResponse) -> int:
-    return RESPONSE_BYTES + len(kept.head) + PIECE_BYTES * len(kept.pieces)
+def _head(response: StoredResponse) -> bytes:
+    pieces = [digest_of(piece) for piece in response.pieces]
+    return msgspec.msgpack.encode(_Record(head=response.head, pieces=pieces))
+
+
+def blobs_of(pieces: Iterable[StoredItems]) -> dict[bytes, bytes]:
+    """Return the encoded pieces by digest."""
+    return {digest_of(piece): piece.encoded for piece in pieces}
+
+
+def digest_of(piece: StoredItems) -> bytes:
+    """Return the digest of a piece, computed once."""
+    if not piece.digest:
+        piece.digest = sha256(piece.encoded).digest()
+    return piece.digest
 
 
 def unknown(id: str) -> RequestError:

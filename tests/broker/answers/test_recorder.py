@@ -25,7 +25,7 @@ from tests.factories import accepted, failed, finished, request
 
 def head(rendering: ChatRendering, at: float) -> AnswerRecord:
     checkpoints = [Checkpoint(request=request(), model="m")]
-    return AnswerRecord(owner=b"", rendering=rendering, checkpoints=checkpoints, at=at)
+    return AnswerRecord(rendering=rendering, checkpoints=checkpoints, at=at)
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Recording:
         self.answers = DurableAnswers(
             lambda: self.now, self.due.append, give_up=lambda *given: None, window_s=60
         )
-        self.answer = self.answers.new(b"owner", key="k", digest=b"d")
+        self.answer = self.answers.new("owner", key="k", digest=b"d")
         self.dispatch("w")
         rendering = ChatRendering(id="x", model="m", created=1, stream=True)
         renderer = rendering.renderer(lambda: "fp")

@@ -24,9 +24,9 @@ from broker.dialects.responses import body as responses
 from broker.dialects.responses import compaction, conversations, request
 from broker.dialects.responses.history import recall
 from broker.dialects.responses.items import PASSED_OVER
-from broker.dialects.responses.store import ResponseStore
 from protocol.errors import RequestError
 from tests.broker.dialects.test_agents import CLAUDE_CODE, CODEX
+from tests.broker.stored_responses import response_store, result_of
 from tests.faults.documents import CHAT, MESSAGES, RESPONSES, VALID, change_places
 
 DOCUMENT: Any = json.loads(openapi.written(version="1.0", keyed=True))
@@ -43,7 +43,7 @@ def read_tokenize(raw: bytes) -> None:
 def read_response(raw: bytes) -> None:
     """Read a body of /v1/responses, with its items and tools, which are checked later."""
     body = responses.read(raw)
-    placed = recall(body, ResponseStore(0, 0), b"", bytes_max=2**20).placed()
+    placed = result_of(recall(body, response_store(), "", bytes_max=2**20)).placed()
     request.offered(body, placed)
     request.conversation(body, placed, system_in_place=True)
 

@@ -71,8 +71,8 @@ def kept(records: PromptRecords, id: str, asked: Generate, owner: bytes = b"") -
 def test_records_belong_to_their_owner_and_the_oldest_is_evicted() -> None:
     records = PromptRecords(count_max=2)
     for id in ("a", "b", "c"):
-        kept(records, id, request(messages=[HELLO]), owner=b"ann")
-    assert (len(records), records.get(b"ann", "a")) == (2, None)
-    assert records.get(b"ann", "c") is not None
-    assert records.get(b"bob", "c") is None
+        kept(records, id, request(messages=[HELLO]), owner="ann")
+    assert (len(records), records.get("ann", "a")) == (2, None)
+    assert records.get("ann", "c") is not None
+    assert records.get("bob", "c") is None
     assert record_of("m", request(prompt="text")).system == b""

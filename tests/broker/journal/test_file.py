@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 import stat
 import tempfile
+from contextlib import closing
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -21,7 +23,9 @@ from broker.journal.file import (
     JournalFile,
     Operation,
     Put,
+    Quota,
     Replace,
+    StoredEntry,
 )
 from broker.journal.journal import Errors
 
@@ -222,17 +226,114 @@ def test_a_damaged_index_is_noticed_where_it_would_hide_what_was_written(path: P
 
 
 def test_the_oldest_ended_entries_give_way_and_then_new_ones_are_refused(path: Path) -> None:
-    file = JournalFile(path, 4000, 0.0)
-    file.apply([Put(("answer", "open"), b"x" * 1000)], 1.0)
+    file = JournalFile(path, 300_000, 0.0)
+    file.apply([Put(("answer", "open"), b"x" * 70_000)], 1.0)
     for number in range(4):
-        file.apply([Put(("answer", str(number)), b"x" * 1000, ended=True)], 2.0 + number)
+        file.apply([Put(("answer", str(number)), b"x" * 70_000, ended=True)], 2.0 + number)
     assert {entry.name[1] for entry in file.entries("answer")} == {"open", "2", "3"}
-    file.apply([Put(("answer", "large"), b"x" * 3000)], 9.0)
+    file.apply([Put(("answer", "large"), b"x" * 210_000)], 9.0)
     assert {entry.name[1] for entry in file.entries("answer")} == {"open"}
     assert file.refused == 1
     file.apply([Append(("answer", "large"), b"without effect")], 9.0)
     file.apply([Put(("answer", "new"), b"new")], AGE_S_MAX / 2)
     file.close()
-    file = JournalFile(path, 4000, AGE_S_MAX * 1.1)  # when it is opened, old ones are removed
+    file = JournalFile(path, 300_000, AGE_S_MAX * 1.1)  # when it is opened, old ones are removed
     assert {entry.name[1] for entry in file.entries("answer")} == {"new"}
+    file.close()
+
+
+# --- quotas and owners -----------------------------------------------------------------------------------
+
+RESPONSE = "response"
+
+
+def response(owner: str, id: object, *blobs: bytes) -> Put:
+    named = {sha256(blob).digest(): blob for blob in blobs}
+    return Put((RESPONSE, f"{owner}:{id}"), b"head", named, ended=True, owner=owner)
+
+
+def names(file: JournalFile) -> list[str]:
+    return [entry.name[1] for entry in file.entries(RESPONSE)]
+
+
+def in_memory(count_max: int, bytes_max: int) -> JournalFile:
+    return JournalFile(None, BYTES_MAX, 0.0, {RESPONSE: Quota(count_max, bytes_max)})
+
+
+@pytest.mark.parametrize(("count_max", "bytes_max"), [(6, 2**20), (1000, 8000)])
+def test_eviction_is_fair_between_owners(count_max: int, bytes_max: int) -> None:
+    file = in_memory(count_max, bytes_max)
+    file.apply([response("bob", "old", b"x" * 300)], 0.0)
+    for number in range(40):
+        file.apply([response("ann", number, b"%300d" % number)], number)
+    assert {"bob:old", "ann:39"} <= set(names(file))
+    for number in range(40):
+        file.apply([response("bob", number, b"%300d" % -number)], 50.0 + number)
+    owners = [name.partition(":")[0] for name in names(file)]
+    assert abs(owners.count("ann") - owners.count("bob")) <= 1
+    assert {"ann:39", "bob:39"} <= set(names(file))
+    assert "bob:old" not in names(file)
+    file.apply([response("ann", "large", b"x" * 2**20)], 99.0)
+    others = sum(name.startswith("bob") for name in names(file))
+    assert others == owners.count("bob"), "one that is too large evicts none of another owner"
+    file.close()
+
+
+acts = st.tuples(st.sampled_from(["new", "go on", "extend", "delete"]), st.integers(0, 30))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 5), st.integers(1500, 9000), st.lists(acts, max_size=30))
+def test_a_quota_holds_the_oldest_go_first_and_what_others_share_with_them_stays(
+    count_max: int, bytes_max: int, script: list[tuple[str, int]]
+) -> None:
+    file = in_memory(count_max, bytes_max)
+    there: dict[str, list[bytes]] = {}
+    for number, (act, which) in enumerate(script):
+        name, blob = list(there)[which % len(there)] if there else "", b"%d" % number * 20 * which
+        match act if there else "new":
+            case "delete":
+                del there[name]
+                file.apply([Delete((RESPONSE, name))], number)
+            case "extend":
+                there[name] = [*there.pop(name), blob]  # it is new again
+                added = Append((RESPONSE, name), b"%d" % number, {sha256(blob).digest(): blob})
+                file.apply([Replace((RESPONSE, name), None, ended=True), added], number)
+            case _:
+                there[f"ann:{number}"] = [*(there.get(name, []) if act == "go on" else []), blob]
+                file.apply([response("ann", number, *there[f"ann:{number}"])], number)
+        left = names(file)
+        assert left == list(there)[len(there) - len(left) :]
+        there = {name: there[name] for name in left}
+        for name, blobs_of_it in there.items():
+            found = file.read((RESPONSE, name))
+            assert found is not None
+            assert set(found.blobs.values()) == set(blobs_of_it)
+        assert len(there) <= count_max
+        [own] = file._base.run("SELECT coalesce(sum(bytes), 0) FROM entries").fetchone()
+        assert own <= bytes_max
+        [count] = file._base.run("SELECT count(*) FROM blobs").fetchone()
+        assert count == len({blob for some in there.values() for blob in some})
+    file.close()
+
+
+def test_a_file_of_the_first_version_is_converted(path: Path) -> None:
+    """Owners were digests of keys, and sizes had all blobs that an entry shares."""
+    digest = sha256(b"B" * 50).digest()
+    file = JournalFile(path, BYTES_MAX, 0.0)
+    file.apply([Put((RESPONSE, "abcd:r"), b"head", {digest: b"B" * 50}), Put(NAMES[0], b"x")], 0.0)
+    file.close()
+    with closing(sqlite3.connect(path)) as former:
+        former.executescript(
+            "DROP INDEX entries_by_owner; ALTER TABLE entries DROP COLUMN owner; PRAGMA user_version = 1"
+        )
+    for _ in range(2):
+        file = JournalFile(path, BYTES_MAX, 0.0, {RESPONSE: Quota(9, 2**20)})
+        file.rename_owners({"abcd": "0123", "ef": "4567"})
+        assert names(file) == ["0123:r"]
+        assert file.read((RESPONSE, "0123:r")) == StoredEntry(b"head", [], {digest: b"B" * 50})
+        assert [entry.name for entry in file.entries("answer")] == NAMES[:1]
+        file.close()
+    file = JournalFile(path, BYTES_MAX, 0.0, {RESPONSE: Quota(0, 0)})
+    assert names(file) == [], "where nothing is stored, nothing is left"
     file.close()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import sqlite3
 import threading
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
 from broker.journal import database
 from broker.journal import journal as module
-from broker.journal.file import Append, Delete, JournalFile, Operation, Put, Replace
+from broker.journal.file import Append, Delete, JournalFile, Operation, Put, Quota, Replace, StoredEntry
 from broker.journal.journal import Journal
 
 WAIT_S = 20.0
@@ -21,8 +22,10 @@ NAME, OTHER = ("answer", "a"), ("answer", "b")
 class Watched:
     """A journal whose commits can be waited for."""
 
-    def __init__(self, path: Path, bytes_max: int = 2**20) -> None:
-        self.journal = Journal(path, bytes_max, retry_s=0.01)
+    def __init__(
+        self, path: Path, quotas: dict[str, Quota] | None = None, *, in_memory: bool = False
+    ) -> None:
+        self.journal = Journal(None if in_memory else path, 2**20, quotas, retry_s=0.01)
         self._step = threading.Condition()
         self._steps = 0
 
@@ -162,6 +165,79 @@ def test_a_journal_that_cannot_be_opened_is_none(
         other.close()
         watched.journal.wake()
         watched.recovered()
+    watched.journal.close()
+
+
+def test_of_entries_that_can_be_read_the_oldest_are_lost_at_the_bound(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "QUEUE_BYTES_MAX", 2500)
+    path.parent.write_bytes(b"")  # a file in the way
+    journal = Watched(path, quotas={"response": Quota(100, 2500)}).journal
+    for number in range(20):
+        journal.add(Put(("response", f"ann:{number}"), b"%d" % number), 872)
+        assert journal.read(("response", f"ann:{number}")) == StoredEntry(b"%d" % number, [], {})
+    with pytest.raises(OSError, match="journal"):
+        journal.read(("response", "ann:0"))
+    status = journal.status()
+    assert (status.queued + status.lost, journal._queued_bytes) == (20, 1000 * status.queued)
+    journal.close()
+
+
+STORED = {"response": Quota(2, 2**20)}
+FIRST = ("response", "ann:1")
+
+
+def digests(*blobs: bytes) -> dict[bytes, bytes]:
+    return {sha256(blob).digest(): blob for blob in blobs}
+
+
+@pytest.mark.parametrize("where", ["file", "memory"])
+def test_an_entry_is_read_by_its_name_whether_it_is_written_or_queued(where: str, path: Path) -> None:
+    watched = Watched(path, quotas=STORED, in_memory=where == "memory")
+    journal = watched.journal
+
+    def check() -> None:
+        assert journal.read(FIRST) == StoredEntry(b"head", [b"1"], digests(b"x", b"y"))
+        assert journal.read(("response", "bob:1")) is None
+
+    journal.add(Put(FIRST, b"head", digests(b"x"), ended=True))
+    journal.add(Append(FIRST, b"1", digests(b"y")))
+    check()
+    watched.start()
+    watched.written(Replace(FIRST, b"head"))
+    check()
+    watched.written(Append(FIRST, b"2"))
+    assert journal.read(FIRST) == StoredEntry(b"head", [b"1", b"2"], digests(b"x", b"y"))
+    journal.add(Delete(FIRST))
+    assert journal.read(FIRST) is None
+    journal.close()
+
+
+def test_entries_of_a_disk_that_fails_are_read_as_far_as_they_are_queued(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(path, quotas=STORED)
+    watched.start()
+    watched.written(Put(FIRST, b"head"))
+
+    def fail(self: JournalFile, operations: object, now: float) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr(JournalFile, "apply", fail)
+    watched.written(Put(("response", "ann:2"), b"later"))
+    assert watched.journal.read(("response", "ann:2")) == StoredEntry(b"later", [], {})
+    with pytest.raises(OSError, match="I/O"):
+        watched.journal.read(FIRST)
+    monkeypatch.undo()
+    watched.journal.wake()
+    watched.recovered()
+    watched.journal._file._base.run("UPDATE entries SET head = X'01'")  # type: ignore[union-attr]
+    with pytest.raises(OSError, match="checksum"):
+        watched.journal.read(FIRST)
+    watched.written(Put(FIRST, b"again"))
+    assert watched.journal.read(FIRST) == StoredEntry(b"again", [], {})
+    assert watched.journal.status().started_over == 1, "a file that is damaged is thrown away whole"
     watched.journal.close()
 
 

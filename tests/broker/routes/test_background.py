@@ -36,7 +36,7 @@ async def test_a_response_is_queued_then_in_progress_then_completed(house: House
     assert id == document["id"]
     assert house.requests()[0].priority == background.PRIORITY
     house.begin(id, "all ")
-    await until(lambda: house.gateway.answering[b"", id].so_far()["status"] == "in_progress")
+    await until(lambda: house.gateway.answering["", id].so_far()["status"] == "in_progress")
     assert (await got(house, id))["status"] == "in_progress"
     items = (await house.get(f"{RESPONSES}/{id}/input_items").end()).json
     assert items["data"][0]["content"] == [{"type": "input_text", "text": "hello"}]

@@ -243,15 +243,14 @@ def test_answers_beyond_what_can_be_restored_at_once_wait(
 
 def test_an_entry_of_another_version_is_dropped(tmp_path: Path) -> None:
     async def first(house: House) -> None:
-        assert house.gateway.journal is not None
         house.gateway.journal.add(Put(("answer", "a"), b"\xc1"))
-        house.gateway.journal.add(Put(("response", "a"), b"\xc1"))
+        house.gateway.journal.add(Put(("response", ":resp_a"), b"\xc1"))
 
     async def second(house: House) -> None:
         assert len(house.gateway.answers) == 0
+        assert (await house.get(f"{RESPONSES}/resp_a").end()).status == 404
 
     async def third(house: House) -> None:
-        assert house.gateway.journal is not None
-        assert house.gateway.journal.status().entries == 1  # that of the served model
+        assert house.gateway.journal.status().entries == 2  # that of the served model, and the response
 
     lives(tmp_path, first, second, third)

@@ -121,7 +121,7 @@ async def test_response_is_not_stored_when_storing_is_disabled(configured: dict[
     if configured:
         assert await house.respond(background=True).refusal() == (400, "unsupported_parameter", "background")
     assert (await house.get(f"{RESPONSES}/{document['id']}").end()).status == 404
-    assert len(house.gateway.responses) == 0
+    assert house.gateway.responses.changes == 0
 
 
 async def test_a_key_never_sees_what_another_one_was_answered() -> None:

@@ -18,8 +18,8 @@ from broker.dialects.responses import body, request
 from broker.dialects.responses.encrypted_content import UNREADABLE, seal, unseal
 from broker.dialects.responses.history import recall
 from broker.dialects.responses.items import PASSED_OVER, TRIGGER, listed
-from broker.dialects.responses.store import ResponseStore
 from protocol.errors import RequestError
+from tests.broker.stored_responses import response_store, result_of
 
 STEM = "0123456789abcdef01234567"
 IMAGE = "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n").decode()
@@ -27,7 +27,7 @@ IMAGE = "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n").decode
 
 def by_responses(input: Any, **fields: Any) -> Conversation:
     read = body.read(json.dumps({"input": input, **fields}).encode())
-    history = recall(read, ResponseStore(0, 0), b"", bytes_max=0)
+    history = result_of(recall(read, response_store(), "", bytes_max=0))
     return request.conversation(read, history.placed(), system_in_place=True)
 
 

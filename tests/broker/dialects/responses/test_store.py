@@ -1,4 +1,4 @@
-"""Stored responses: bounds of the store, the history that requests refer to, and pages of items."""
+"""Stored responses: the history that requests refer to, and pages of items."""
 
 from __future__ import annotations
 
@@ -6,23 +6,18 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from broker.dialects.responses.body import read
+from broker.dialects.responses.body import read as read_body
 from broker.dialects.responses.history import recall, response_id
 from broker.dialects.responses.items import Placed, listed
 from broker.dialects.responses.listing import PAGE_ITEMS, page
-from broker.dialects.responses.store import (
-    PIECE_BYTES,
-    RESPONSE_BYTES,
-    ResponseStore,
-    StoredItems,
-    StoredResponse,
-)
+from broker.dialects.responses.store import ResponseStore, StoredItems, StoredResponse
+from broker.journal.file import Name, StoredEntry
+from broker.journal.journal import Journal
 from protocol.errors import Code, RequestError
+from tests.broker.stored_responses import response_store, result_of
 
-ANN, BOB = b"ann", b"bob"
+ANN, BOB = "ann", "bob"
 
 
 def item(text: str) -> dict[str, Any]:
@@ -36,74 +31,31 @@ def kept(text: str = "x", before: tuple[StoredItems, ...] = ()) -> StoredRespons
     )
 
 
-def test_the_oldest_goes_first_and_who_goes_on_from_it_keeps_all() -> None:
-    store = ResponseStore(2, 2**20)
+def test_who_goes_on_from_a_response_that_is_gone_keeps_all_of_the_conversation() -> None:
+    store = response_store()
     first = kept("1")
-    for number, one in enumerate([first, kept("2", first.pieces), kept("3")], 1):
-        store.put(ANN, f"r{number}", one)
+    store.put(ANN, "r1", first)
+    store.put(ANN, "r2", kept("2", first.pieces))
+    result_of(store.delete(ANN, "r1"))
     with pytest.raises(RequestError):
-        store.get(ANN, "r1")
-    assert store.get(ANN, "r2").document() == {"id": "2", "output": [item("out 2")]}
-    assert store.get(ANN, "r2").input() == [item("in 1"), item("out 1"), item("in 2")]
+        result_of(store.get(ANN, "r1"))
+    with pytest.raises(RequestError):
+        result_of(store.get(BOB, "r2"))
+    second = result_of(store.get(ANN, "r2"))
+    assert second.document() == {"id": "2", "output": [item("out 2")]}
+    assert second.input() == [item("in 1"), item("out 1"), item("in 2")]
 
 
-@pytest.mark.parametrize(("count_max", "bytes_max"), [(6, 2**20), (1000, 12_000)])
-def test_eviction_is_fair_between_api_keys(count_max: int, bytes_max: int) -> None:
-    store = ResponseStore(count_max, bytes_max)
-    store.put(BOB, "old", kept())
-    for number in range(40):
-        store.put(ANN, f"r{number}", kept("x" * 300))
-    assert store.get(BOB, "old")
-    assert store.get(ANN, "r39")
-    for number in range(40):
-        store.put(BOB, f"r{number}", kept("x" * 300))
-    mine = [owner for owner in (ANN, BOB) for number in range(40) if _has(store, owner, f"r{number}")]
-    assert abs(mine.count(ANN) - mine.count(BOB)) <= 1
-    assert _has(store, ANN, "r39")
-    assert _has(store, BOB, "r39")
-    assert not _has(store, BOB, "old")
-    store.put(ANN, "large", kept("x" * 2**20))
-    others = sum(_has(store, BOB, f"r{number}") for number in range(40))
-    assert others == mine.count(BOB), "one that is too large evicts none of another key"
+def test_a_disk_that_cannot_be_read_is_no_response_that_is_not_there() -> None:
+    async def read(name: Name) -> StoredEntry | None:
+        raise OSError("disk I/O error")
 
-
-def _has(store: ResponseStore, owner: bytes, id: str) -> bool:
-    try:
-        return bool(store.get(owner, id))
-    except RequestError:
-        return False
-
-
-acts = st.tuples(st.sampled_from(["new", "go on", "delete"]), st.integers(0, 30), st.integers(1, 800))
-
-
-@settings(max_examples=50)
-@given(st.integers(1, 5), st.integers(1500, 9000), st.lists(acts, max_size=30))
-def test_it_keeps_to_its_bounds_and_counts_each_piece_once(
-    count_max: int, bytes_max: int, script: list[tuple[str, int, int]]
-) -> None:
-    store = ResponseStore(count_max, bytes_max)
-    there: dict[str, StoredResponse] = {}
-    for number, (act, which, size) in enumerate(script):
-        name = list(there)[which % len(there)] if there else ""
-        if act == "delete" and there:
-            store.delete(ANN, name)
-            del there[name]
-        else:
-            before = there[name].pieces if act == "go on" and there else ()
-            there[f"r{number}"] = kept(str(number) + "x" * size, before)
-            store.put(ANN, f"r{number}", there[f"r{number}"])
-        while len(there) > len(store):
-            del there[next(iter(there))]  # the oldest
-        assert all(store.get(ANN, name) is one for name, one in there.items())
-        assert len(store) <= count_max
-        assert store.bytes == _bytes(there) <= bytes_max
-
-
-def _bytes(there: dict[str, StoredResponse]) -> int:
-    pieces = {id(piece): len(piece.encoded) for one in there.values() for piece in one.pieces}
-    own = (RESPONSE_BYTES + len(one.head) + PIECE_BYTES * len(one.pieces) for one in there.values())
-    return sum(pieces.values()) + sum(own)
+    store = ResponseStore(Journal(None, 0), read, keeps=True)
+    body = read_body(json.dumps({"input": "x", "previous_response_id": "resp_1"}).encode())
+    for work in (store.get(ANN, "resp_1"), recall(body, store, ANN, bytes_max=BYTES_MAX)):
+        with pytest.raises(RequestError) as caught:
+            result_of(work)
+        assert caught.value.code is Code.STORAGE_FAILED
 
 
 FIRST, SECOND = "a" * 24, "b" * 24
@@ -117,7 +69,7 @@ def said(stem: str, text: str) -> dict[str, Any]:
 @pytest.fixture
 def store() -> ResponseStore:
     """Response store with two turns of one conversation."""
-    store = ResponseStore(8, BYTES_MAX)
+    store = response_store()
     before: tuple[StoredItems, ...] = ()
     for stem, text in ((FIRST, "one"), (SECOND, "two")):
         input = listed([{"role": "user", "content": f"{text}?"}], stem)
@@ -128,8 +80,8 @@ def store() -> ResponseStore:
 
 
 def placed(store: ResponseStore, *, bytes_max: int = BYTES_MAX, **fields: Any) -> list[Placed]:
-    body = read(json.dumps(fields).encode())
-    return recall(body, store, ANN, bytes_max=bytes_max).placed()
+    body = read_body(json.dumps(fields).encode())
+    return result_of(recall(body, store, ANN, bytes_max=bytes_max)).placed()
 
 
 def test_previous_responses_precede_new_input_and_items_are_named_by_their_ids(store: ResponseStore) -> None:
