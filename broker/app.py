@@ -161,7 +161,7 @@ def _routes(
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         if foreman is not None:
             foreman.start(gateway.dispatcher.catalogue.on_model_states)
-        link.start(gateway.dispatcher.on_message, gateway.dispatcher.lost, gateway.dispatcher.turn_away)
+        link.start(gateway.dispatcher.on_message, gateway.dispatcher.lost)
         watchdog = LoopWatchdog()
         watchdog.start()
         recover(gateway)

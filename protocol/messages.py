@@ -302,11 +302,6 @@ class Accepted(Message, frozen=True):
     relaxed: list[Name] = []
 
 
-def tokens_reported(message: Accepted) -> int:
-    """Return the number of prompt tokens whose ids or text the message has."""
-    return message.prompt_tokens if message.tokens or message.prompt else 0
-
-
 class PrefixHit(Message, frozen=True):
     """The request has left the queue; `reuse` is the part of its prompt found in the prefix cache. Sent at
     most once a request, before its first delta."""

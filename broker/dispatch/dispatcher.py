@@ -307,39 +307,34 @@ class Dispatcher:
 
     # --- worker messages ---
 
-    def on_message(self, sender: str, message: ToGateway) -> int:
-        """Handle a message from the connection `sender`. Return the number of useful items in it.
-
-        Items are deltas, prompt tokens, prompt logprobs or vectors.
-        """
+    def on_message(self, sender: str, message: ToGateway) -> None:
+        """Handle a message from the connection `sender`."""
         if message.incarnation != sender:
             self.dropped["forged"] += 1
-            return 0
+            return
         if isinstance(message, Hello):
             self._on_hello(message)
-            return 0
+            return
         worker = self.fleet.get(sender)
         if worker is None:
             self._unknown(sender)
-            return 0
-        on_progress = 0
+            return
         if self.fleet.touch(worker, self._clock()):
             self.failover.on_worker_recovered(worker)
         if isinstance(message, StepOutputs):
             self.fleet.advanced(worker, self._clock())
-            on_progress = self._worker_messages.accept_outputs(worker, message)
+            self._worker_messages.accept_outputs(worker, message)
         elif isinstance(message, EmbeddingChunk):
             self.fleet.advanced(worker, self._clock())
-            on_progress = self._worker_messages.encode(message)
+            self._worker_messages.encode(message)
         elif isinstance(message, PromptLogprobs):
             self.fleet.advanced(worker, self._clock())
-            on_progress = self._worker_messages.score(message)
+            self._worker_messages.score(message)
         elif isinstance(message, Accepted):
-            on_progress = self._worker_messages.accept(message)
+            self._worker_messages.accept(message)
         else:
             self._handle(worker, message)
         self.failover.place()
-        return on_progress
 
     def _on_hello(self, message: Hello) -> None:
         if reason := self.fleet.objection(message):
@@ -419,12 +414,6 @@ class Dispatcher:
         if all(other.model != worker.model for other in self.fleet):
             self.on_served(worker.model, None)
         return True
-
-    def turn_away(self, peer: str, reason: str) -> None:
-        """Reject a peer whose messages the transport drops from now on. A worker counts as dead."""
-        log.error("peer %s rejected: %s", peer, reason)
-        self._send(peer, Rejected(incarnation=self.incarnation, reason=reason), ())
-        self.lost(peer, "rejected")
 
     def _on_worker_lost(self, worker: Worker, how: str, *, died: bool) -> None:
         assigned = self.flights.assigned(worker.incarnation)

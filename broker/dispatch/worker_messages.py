@@ -27,7 +27,6 @@ from protocol.messages import (
     PrefixHit,
     PromptLogprobs,
     StepOutputs,
-    tokens_reported,
 )
 from protocol.tasks import runs_nothing
 from protocol.types import Delta
@@ -64,14 +63,14 @@ class WorkerMessages:
         self._dropped = dropped
         self._traffic = traffic
 
-    def accept(self, message: Accepted) -> int:
-        """Handle the acceptance of a request. Return the number of reported prompt tokens, 0 if not new."""
+    def accept(self, message: Accepted) -> None:
+        """Handle the acceptance of a request."""
         flight = self._flight(message.id, message.incarnation)
         if flight is not None and flight.attempt is not None and not flight.attempt.accepted:
             # Embeddings and reranking report nothing more before their first vectors.
             flight.enter("waiting" if isinstance(flight.request, Generate) else "prefill", self._clock())
-        is_news = flight is not None and flight.accept(message)
-        return tokens_reported(message) if is_news else 0
+        if flight is not None:
+            flight.accept(message)
 
     def pass_on(self, worker: Worker, message: PrefixHit | Finished | Failed) -> None:
         """Handle a prefix hit or the end of a request."""
@@ -102,33 +101,30 @@ class WorkerMessages:
         if not (runs_nothing(flight.request) or flight.epoch or flight.is_batch):
             self._admission.served(self._clock() - flight.opened_at)
 
-    def score(self, message: PromptLogprobs) -> int:
-        """Handle prompt logprobs. Return the number of new prompt tokens."""
+    def score(self, message: PromptLogprobs) -> None:
+        """Handle prompt logprobs."""
         flight = self._flight(message.id, message.incarnation)
         if flight is None:
-            return 0
+            return
         match flight.score(message, self._clock()):
             case DeltaResult.TAKEN:
                 if flight.suspect:
                     self._failover.on_progress(flight)
-                return len(message.tokens)
             case DeltaResult.DUPLICATE:
                 self._dropped["double"] += 1
             case DeltaResult.GAP:
                 self._dropped["gap"] += 1
                 self._failover.resend(flight, f"messages were lost before prompt token {message.first}")
-        return 0
 
-    def encode(self, message: EmbeddingChunk) -> int:
-        """Handle embedding vectors or scores. Return the number of newly answered texts."""
+    def encode(self, message: EmbeddingChunk) -> None:
+        """Handle embedding vectors or scores."""
         flight = self._flight(message.id, message.incarnation)
         if flight is None:
-            return 0
+            return
         match flight.encode(message, self._clock()):
             case DeltaResult.TAKEN:
                 if flight.suspect:
                     self._failover.on_progress(flight)
-                return len(message.places)
             case DeltaResult.DUPLICATE:
                 self._dropped["double"] += 1
             case DeltaResult.GAP:
@@ -137,10 +133,9 @@ class WorkerMessages:
             case DeltaResult.EXCESS:
                 self._dropped["beyond"] += 1
                 self._failover.resend(flight, "it got vectors of unknown or already answered texts")
-        return 0
 
-    def accept_outputs(self, worker: Worker, message: StepOutputs) -> int:
-        """Handle the outputs of a step. Return the number of accepted deltas."""
+    def accept_outputs(self, worker: Worker, message: StepOutputs) -> None:
+        """Handle the outputs of a step."""
         now, taken, first_tokens, tokens = self._clock(), 0, 0, 0
         for delta in message.deltas:
             flight = self._flight(delta.id, message.incarnation)
@@ -161,7 +156,6 @@ class WorkerMessages:
                 self._failover.on_progress(flight)
         if taken:
             self._traffic.stepped(worker, now, pieces=taken, first_tokens=first_tokens, tokens=tokens)
-        return taken
 
     def _not_accepted(self, flight: Flight, delta: Delta, gain: DeltaResult) -> None:
         match gain:

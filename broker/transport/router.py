@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,10 +17,9 @@ import zmq
 import zmq.auth.thread
 from zmq.utils.monitor import recv_monitor_message
 
-from broker.transport.flood_guard import DropAction, FloodGuard, cost
 from broker.transport.peer_process import cut, is_distant, kill_peer
 from protocol import sockets, wire
-from protocol.messages import Accepted, Message, PromptLogprobs, StepOutputs, ToGateway, tokens_reported
+from protocol.messages import Message, ToGateway
 from protocol.server_lock import ServerLock
 
 log = logging.getLogger(__name__)
@@ -31,12 +29,9 @@ _BYTES_AT_ONCE = 256 * 1024
 """Messages, and their bytes, that are read before other tasks of the loop run."""
 
 LEFT_ALONE = "not killed, because its connection could not be matched to that process"
-FLOODING = "it floods the gateway with useless messages"
 
-OnMessage = Callable[[str, ToGateway], int]
-"""(sender, message) -> the number of useful items in it."""
-TurnAway = Callable[[str, str], None]
-"""(peer, reason): called when messages of the peer are dropped from now on."""
+OnMessage = Callable[[str, ToGateway], None]
+"""(sender, message)"""
 
 
 class RouterLink:
@@ -46,7 +41,6 @@ class RouterLink:
         self,
         endpoint: str,
         curve_keys: Path | None,
-        clock: Callable[[], float] = time.monotonic,
         *,
         join: str = "",
         lock: ServerLock | None = None,
@@ -65,27 +59,23 @@ class RouterLink:
         self._connected: set[str] = set()
         """Peers that were heard and whose loss was not reported since: several connections of one peer can be
         lost at once, or in another order than that of their messages."""
-        self._flood_guard = FloodGuard()
-        self._to_cut: set[int] = set()
-        self._clock = clock
         self._lock = lock
-        self._on_message: OnMessage = lambda sender, message: 0
+        self._on_message: OnMessage = lambda sender, message: None
         self._lost: Callable[[str], None] = lambda sender: None
-        self._turn_away: TurnAway = lambda sender, why: None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_due = False
         """Whether a read is scheduled for the next iteration of the loop."""
 
     def _start_auth_thread(self, keys: Path) -> zmq.auth.thread.ThreadAuthenticator:
         """Authenticate peers by the worker key: plain CURVE admits anyone who knows the public key."""
-        doorman = zmq.auth.thread.ThreadAuthenticator(self._context)
-        doorman.start()
-        doorman.configure_curve(domain="roundhouse", location=str(keys))
-        return doorman
+        authenticator = zmq.auth.thread.ThreadAuthenticator(self._context)
+        authenticator.start()
+        authenticator.configure_curve(domain="roundhouse", location=str(keys))
+        return authenticator
 
-    def start(self, on_message: OnMessage, lost: Callable[[str], None], turn_away: TurnAway) -> None:
+    def start(self, on_message: OnMessage, lost: Callable[[str], None]) -> None:
         """Start to read, on the running loop."""
-        self._on_message, self._lost, self._turn_away = on_message, lost, turn_away
+        self._on_message, self._lost = on_message, lost
         self._loop = asyncio.get_running_loop()
         for socket in (self._socket, self._monitor):
             self._loop.add_reader(socket.fileno(), self._read_unless_due)
@@ -163,10 +153,6 @@ class RouterLink:
             if peer in self._connected and peer not in self._peer_by_fd.values():
                 self._connected.discard(peer)
                 self._lost(peer)
-        # Skip broken connections: their descriptors are closed, and may be reused for clients.
-        for fd in self._to_cut.difference(fd for fd, _ in broken):
-            cut(fd)
-        self._to_cut.clear()
         if more:
             self._read_soon()
 
@@ -202,59 +188,25 @@ class RouterLink:
         return True
 
     def _receive(self, frames: list[zmq.Frame]) -> int:
-        """Handle one message. Return its size in bytes, 0 if dropped."""
+        """Handle one message. Return its size in bytes."""
         sender = frames[0].bytes.decode("ascii", "replace")
         fd = frames[-1].get(zmq.SRCFD)
-        first = isinstance(fd, int) and self._peer_by_fd.get(fd) != sender
-        if isinstance(fd, int):
+        if isinstance(fd, int) and self._peer_by_fd.get(fd) != sender:
             self._peer_by_fd[fd] = sender
-        if first:
             self._connected.add(sender)
-        if self._flood_guard.is_turned_away(sender):
-            self._drop(sender, fd, first=first)
-            return 0
         body = [frame.bytes for frame in frames[1:]]
-        size = sum(map(len, body))
-        useful, deltas = self._on_body(sender, body)
-        if (spent := cost(size, deltas, useful)) and not self._flood_guard.charge(
-            sender, spent, self._clock()
-        ):
-            self._drop(sender, fd, first=True)
-        return size
+        self._handle(sender, body)
+        return sum(map(len, body))
 
-    def _on_body(self, sender: str, body: list[bytes]) -> tuple[int, int]:
-        """Decode and handle a message. Return the numbers of useful and of all items."""
+    def _handle(self, sender: str, body: list[bytes]) -> None:
         try:
             message, _ = wire.decode_to_gateway(body)
         except wire.WireError as error:
             self.errors["decode"] += 1
             log.warning("dropped a message from %s: %s", sender, error)
-            return 0, 0
+            return
         try:
-            return self._on_message(sender, message), _parts(message)
+            self._on_message(sender, message)
         except Exception:  # one bad message must not stop the others on this socket
             self.errors["handle"] += 1
             log.exception("failed to handle a %s from %s", type(message).__name__, sender)
-            return 0, 0
-
-    def _drop(self, sender: str, fd: object, *, first: bool) -> None:
-        """Drop a message of a rejected peer."""
-        self.errors["flood"] += 1
-        match self._flood_guard.drop(sender, first=first):
-            case DropAction.TELL:
-                self._turn_away(sender, FLOODING)
-            case DropAction.CUT if isinstance(fd, int):
-                self._to_cut.add(fd)
-
-
-def _parts(message: ToGateway) -> int:
-    """Return the number of items that can be useful."""
-    match message:
-        case StepOutputs():
-            return len(message.deltas)
-        case PromptLogprobs():
-            return len(message.tokens)
-        case Accepted():
-            return tokens_reported(message)
-        case _:
-            return 0

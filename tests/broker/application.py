@@ -52,10 +52,8 @@ class MemoryLink:
         self.closed = False
         self.errors: Counter[str] = Counter()
 
-    def start(
-        self, on_message: Callable[..., int], lost: Callable[..., None], turn_away: Callable[..., None]
-    ) -> None:
-        self.touch = [on_message, lost, turn_away]
+    def start(self, on_message: Callable[..., None], lost: Callable[..., None]) -> None:
+        self.touch = [on_message, lost]
 
     def close(self) -> None:
         self.closed = True

@@ -22,7 +22,7 @@ from tests.factories import request
 async def test_the_line_is_open_for_as_long_as_the_application_runs(house: House) -> None:
     async with lifespan(house.app):
         dispatcher = house.line.dispatcher
-        assert house.link.touch == [dispatcher.on_message, dispatcher.lost, dispatcher.turn_away]
+        assert house.link.touch == [dispatcher.on_message, dispatcher.lost]
         assert not house.link.closed
         assert (await house.get("/health").end()).status == 200
     assert house.link.closed

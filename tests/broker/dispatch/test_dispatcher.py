@@ -136,34 +136,16 @@ def test_choices_end_each_for_itself_and_those_at_work_are_cancelled_in_the_end(
 # --- health, the end, and prefix caches ---------------------------------------------------------------
 
 
-def test_a_worker_that_is_turned_away_is_told_so_and_another_one_has_its_flights(line: Line) -> None:
-    line.serving("w1")
-    with line.dispatcher.submit(line.dispatcher.find("m"), [request("a")], ()) as [flight]:
-        line.say("w1", accepted("w1", "a"), events("w1", "a", "x"))
-        line.serving("w2")
-        line.sent_to("w1"), line.sent_to("w2")
-        line.dispatcher.turn_away("w1", "it floods")
-        assert line.sent_to("w1") == [Rejected(incarnation=GATEWAY, reason="it floods")]
-        assert line.attempts_sent_to("w2") == ["a~2"]
-        assert [worker.incarnation for worker in line.dispatcher.fleet] == ["w2"]
-        line.dispatcher.lost("w1")  # its connection closes
-        line.say("w2", events("w2", "a~2", "y"), finished("w2", "a~2", tokens=2))
-        assert isinstance(flight.terminal, Finished)
-        assert text_of(flight) == "xy"
-
-
-def test_it_is_said_how_many_deltas_and_tokens_were_of_use(line: Line) -> None:
+def test_repeated_and_unknown_messages_are_dropped(line: Line) -> None:
     line.serving("w")
     counted = request("t", tokenizing=TokenizeOptions(tokens=True))
     told = accepted(id="t", tokens=[1, 2, 3])
     with line.dispatcher.submit(line.dispatcher.find("m"), [request("a"), counted], ()) as [a, t]:
-        for useful, message in (
-            (0, accepted("w", "a")), (0, reused("w", "a", 2, "disk", "evicted")), (0, reused("w", "a", 3)),
-            (2, events("w", "a", "x", "y")), (1, events("w", "a", "y", "z", first=1)),
-            (0, events("w", "c", "x")), (0, events("other", "a", "x")), (3, told), (0, told),
-        ):  # fmt: skip
-            assert line.dispatcher.on_message("w", message) == useful
-        line.say("w", finished("w", "t"))
+        line.say("w", accepted("w", "a"), reused("w", "a", 2, "disk", "evicted"), reused("w", "a", 3))
+        line.say("w", events("w", "a", "x", "y"), events("w", "a", "y", "z", first=1), events("w", "c", "x"))
+        line.dispatcher.on_message("w", events("other", "a", "x"))
+        line.say("w", told, told, finished("w", "t"))
+        assert text_of(a) == "xyz"
         assert a.reuse == PrefixReuse(tokens=2, tier="disk", miss="evicted")
         assert [type(item) for item in t.take()] == [Accepted, Finished]
     assert line.dispatcher.dropped["unexpected"] == 1

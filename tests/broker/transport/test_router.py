@@ -11,12 +11,10 @@ from pathlib import Path
 import pytest
 import zmq
 
-from broker.transport import flood_guard
 from broker.transport.router import _MESSAGES_AT_ONCE as AT_ONCE
-from broker.transport.router import FLOODING, RouterLink
+from broker.transport.router import RouterLink
 from protocol import sockets, wire
-from protocol.messages import Goodbye, Hello, StepOutputs, ToGateway, Welcome
-from protocol.types import Delta
+from protocol.messages import Goodbye, Hello, ToGateway, Welcome
 
 BURST = 1000
 
@@ -66,21 +64,17 @@ def workers(endpoint: str) -> Iterator[Workers]:
 class LinkEvents:
     """Reports of the link, in order.
 
-    A message is a pair with its sender, a lost connection the peer's name, a refused peer `name: reason`.
+    A message is a pair with its sender, a lost connection the peer's name.
     """
 
     def __init__(self) -> None:
         self._news: asyncio.Queue[tuple[str, ToGateway] | str] = asyncio.Queue()
 
-    def on_message(self, sender: str, message: ToGateway) -> int:
+    def on_message(self, sender: str, message: ToGateway) -> None:
         self._news.put_nowait((sender, message))
-        return len(message.deltas) if isinstance(message, StepOutputs) else 0
 
     def lost(self, sender: str) -> None:
         self._news.put_nowait(sender)
-
-    def turn_away(self, peer: str, why: str) -> None:
-        self._news.put_nowait(f"{peer}: {why}")
 
     async def next(self) -> tuple[str, ToGateway] | str:
         return await self._news.get()
@@ -92,11 +86,11 @@ class LinkEvents:
 
 @asynccontextmanager
 async def listening(
-    endpoint: str, on_message: Callable[[str, ToGateway], int] | None = None, keys: Path | None = None
+    endpoint: str, on_message: Callable[[str, ToGateway], None] | None = None, keys: Path | None = None
 ) -> AsyncIterator[tuple[RouterLink, LinkEvents]]:
     """Yield a link, and its reports unless `on_message` takes the messages."""
     link, touch = RouterLink(endpoint, keys), LinkEvents()
-    link.start(on_message or touch.on_message, touch.lost, touch.turn_away)
+    link.start(on_message or touch.on_message, touch.lost)
     try:
         yield link, touch
     finally:
@@ -111,7 +105,7 @@ def goodbye(name: str, number: int = 0) -> Goodbye:
     return Goodbye(incarnation=name, reason=str(number))
 
 
-async def say(worker: Socket, *messages: Hello | Goodbye | StepOutputs) -> None:
+async def say(worker: Socket, *messages: Hello | Goodbye) -> None:
     def send() -> None:
         for message in messages:
             worker.send_multipart(wire.encode(message))
@@ -143,10 +137,9 @@ async def test_others_get_their_turn_before_more_is_heard_than_is_read_at_once(
     touch: Counter[int] = Counter()
     turn = 0
 
-    def on_message(sender: str, message: ToGateway) -> int:
+    def on_message(sender: str, message: ToGateway) -> None:
         touch[turn] += 1
         link.send(sender, Welcome(incarnation="g", version=1))
-        return 0
 
     async with listening(endpoint, on_message) as (link, _):
         worker = workers.connect("w")
@@ -174,10 +167,10 @@ async def test_garbage_is_counted_and_what_follows_is_heard(endpoint: str, worke
 async def test_a_message_that_brings_its_reader_down_is_counted_and_the_next_is_heard(
     endpoint: str, workers: Workers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def on_message(sender: str, message: ToGateway) -> int:
+    def on_message(sender: str, message: ToGateway) -> None:
         if isinstance(message, Goodbye):
             raise KeyError("a mistake of ours")
-        return touch.on_message(sender, message)
+        touch.on_message(sender, message)
 
     async with listening(endpoint, on_message) as (link, touch):
         await say(workers.connect("w"), goodbye("w"), goodbye("w"), hello("w"))
@@ -220,53 +213,3 @@ async def test_a_worker_that_was_never_heard_is_not_lost_and_one_that_was_is_how
         assert link._monitor.poll(20_000)
         assert await touch.next() == ("w", hello("w"))
         assert await touch.next() == "w"
-
-
-# --- floods ------------------------------------------------------------------------------------------
-
-
-async def test_flooding_peer_is_refused_and_other_peers_are_still_served(
-    endpoint: str, workers: Workers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(flood_guard, "USELESS_MESSAGES_MAX", 500)
-    monkeypatch.setattr(flood_guard, "USELESS_MESSAGES_PER_S", 0)
-
-    async with listening(endpoint) as (link, touch):
-        flood, other = workers.connect("flood"), workers.connect("w")
-        await say(flood, *(goodbye("flood", number) for number in range(600)))
-        for number in range(501):
-            assert await touch.next() == ("flood", goodbye("flood", number))
-        assert await touch.next() == f"flood: {FLOODING}"
-        await say(other, hello("w"))
-        assert await touch.next() == ("w", hello("w"))
-        assert link.send("flood", Welcome(incarnation="g", version=1))  # the peer can still be notified
-        # A peer that reconnects is refused and notified again.
-        workers.die(flood)
-        assert await touch.next() == "flood"
-        await say(workers.connect("flood"), hello("flood"))
-        assert await touch.next() == f"flood: {FLOODING}"
-        await say(other, goodbye("w"))
-        assert await touch.next() == ("w", goodbye("w"))
-        assert link.errors["flood"] == 100 + 1  # including the message that exceeded the limit
-        # A peer that continues is disconnected. Its remaining messages come on a new connection, perhaps
-        # before the first is reported lost.
-        again = workers.connect("again")
-        await say(again, *(goodbye("again", number) for number in range(4000)))
-        while await touch.next() != f"again: {FLOODING}":
-            pass
-        while await touch.next() not in ("again", f"again: {FLOODING}"):
-            pass
-
-
-async def test_a_worker_as_fast_as_can_be_is_no_flood_as_long_as_it_is_of_use(
-    endpoint: str, workers: Workers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(flood_guard, "USELESS_MESSAGES_MAX", 10)
-    monkeypatch.setattr(flood_guard, "USELESS_MESSAGES_PER_S", 0)
-
-    async with listening(endpoint) as (_, touch):
-        deltas = [Delta(id=f"r{row}", sequence=0, tokens=[7], text="word ") for row in range(64)]
-        step = StepOutputs(incarnation="w", deltas=deltas)
-        await say(workers.connect("w"), *[step] * BURST)
-        for _ in range(BURST):
-            assert await touch.next() == ("w", step)
