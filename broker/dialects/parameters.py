@@ -49,9 +49,8 @@ class StreamOptions(Struct):
 
 class PromptCacheOptions(Struct):
     """Options of the prefix cache. `isolated`, an extension: only requests with the same `prompt_cache_key`
-    share prefixes. OpenAI's other options (`mode`, `ttl`) have no effect."""
+    share prefixes. OpenAI's `mode`, `ttl` and `comparison_response_id` have no effect."""
 
-    comparison_response_id: str | None = None
     prewarm: bool | None = None
     isolated: bool | None = None
 

@@ -77,13 +77,10 @@ class TextRendering(_ChoicesRendering, frozen=True, kw_only=True, omit_defaults=
 
 
 class MessageRendering(_Rendering, frozen=True, kw_only=True, omit_defaults=True):
-    """`diagnostics`: of the prefix cache, if there are any."""
-
     request_id: str = ""
-    diagnostics: dict[str, Any] | None = None
 
     def renderer(self, fingerprint: Callable[[], str]) -> Renderer:
-        begun = message(self.id, self.model, self.diagnostics)
+        begun = message(self.id, self.model)
         return MessageSseRenderer(begun, self.request_id) if self.stream else MessageDocumentRenderer(begun)
 
 

@@ -31,14 +31,11 @@ _split: msgspec.msgpack.Decoder[list[Raw]] = msgspec.msgpack.Decoder(list[Raw])
 _read: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder()
 
 
-Hashes = tuple[tuple[bytes, int], ...]
-
-
 @dataclass(frozen=True, slots=True)
 class PrefixHashes:
     """Hashes of a prompt of `size` bytes, each with the length of its prefix in bytes, shortest first."""
 
-    hashes: Hashes = ()
+    hashes: tuple[tuple[bytes, int], ...] = ()
     size: int = 0
 
 
@@ -47,19 +44,6 @@ NONE = PrefixHashes()
 
 def prefix_hashes(request: Request) -> PrefixHashes:
     """Return the prefix hashes; `NONE` if there is no reusable prompt, or it cannot be decoded."""
-    found = all_prefix_hashes(request)
-    return PrefixHashes(capped(found.hashes), found.size)
-
-
-def capped(hashes: Hashes) -> Hashes:
-    """Return the first and the last hashes of a prompt."""
-    if len(hashes) <= HEAD_HASHES_MAX + TAIL_HASHES_MAX:
-        return hashes
-    return hashes[:HEAD_HASHES_MAX] + hashes[-TAIL_HASHES_MAX:]
-
-
-def all_prefix_hashes(request: Request) -> PrefixHashes:
-    """Return the hashes of all prefixes, however many."""
     if not isinstance(request, Generate) or request.tokenizing is not None:
         return NONE
     digest, size = hashlib.blake2b(_head(request), digest_size=_MARK_BYTES), 0
@@ -72,6 +56,8 @@ def all_prefix_hashes(request: Request) -> PrefixHashes:
     # Invalid data may also raise UnicodeDecodeError; the worker will report the error.
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError):
         return NONE
+    if len(hashes) > HEAD_HASHES_MAX + TAIL_HASHES_MAX:
+        hashes = hashes[:HEAD_HASHES_MAX] + hashes[-TAIL_HASHES_MAX:]
     return PrefixHashes(tuple(hashes), size)
 
 

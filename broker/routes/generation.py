@@ -115,14 +115,11 @@ def generated(
     rendering: ChatRendering | TextRendering | MessageRendering,
     *,
     prompts: int = 1,
-    within: Within = same,
 ) -> ASGIApp:
     """Return the response that `rendering` renders over the flights of `requests`; otherwise as `respond`."""
     renderer = rendering.renderer(partial(fingerprint, gateway_of(request), found.model))
     described = Described(rendering)
-    return respond(
-        request, found, requests, frames, renderer, prompts=prompts, within=within, described=described
-    )
+    return respond(request, found, requests, frames, renderer, prompts=prompts, described=described)
 
 
 def respond(

@@ -14,7 +14,6 @@ from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from broker.dialects import cache_diagnostics
 from broker.dialects.messages import body, request
 from broker.dialects.messages.conversation import conversation
 from broker.dialects.normalize import Conversation
@@ -22,8 +21,7 @@ from broker.dialects.rendering import MessageRendering
 from broker.dialects.tokens import TokenizeRenderer
 from broker.dispatch.fleet import UnloadedModel, Worker
 from broker.http.ids import request_id
-from broker.routes.comparison import compared
-from broker.routes.generation import Within, answering, ask, choose, generated, respond, same, take_body
+from broker.routes.generation import answering, ask, choose, generated, respond, take_body
 from broker.routes.idempotency import keyed
 from broker.routes.state import gateway_of
 
@@ -39,21 +37,14 @@ async def create_message(http: Request) -> ASGIApp:
         request.generate, read, id=id, incarnation=gateway.dispatcher.incarnation, thinks=thinks
     )
     asked, frames = await ask(http, found, len(raw), _converse(read, found), generate)
-    diagnostics: dict[str, object] | None = None
-    within: Within = same
-    if read.diagnostics is not None:
-        earlier = read.diagnostics.previous_message_id
-        comparison, within = await compared(http, asked, answering(http, found), len(raw), earlier)
-        diagnostics = cache_diagnostics.of_message(comparison) if earlier else None
     rendering = MessageRendering(
         id=id,
         model=answering(http, found),
         created=int(time.time()),
         stream=bool(read.stream),
         request_id=request_id(http.scope),
-        diagnostics=diagnostics,
     )
-    return generated(http, found, [asked], frames, rendering, within=within)
+    return generated(http, found, [asked], frames, rendering)
 
 
 async def count_tokens(http: Request) -> ASGIApp:

@@ -15,7 +15,6 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from broker.answers.answer import DurableAnswer
-from broker.dialects import cache_diagnostics
 from broker.dialects.body import encode, refuse
 from broker.dialects.normalize import Conversation
 from broker.dialects.rendering import ResponseRendering
@@ -29,7 +28,6 @@ from broker.dispatch.flight import Flight
 from broker.http.json_response import JsonResponse
 from broker.routes import background
 from broker.routes.batch_lines import is_batch_line
-from broker.routes.comparison import compared
 from broker.routes.durable import Described, keeper
 from broker.routes.generation import answering, ask, choose, respond, take_body
 from broker.routes.idempotency import keyed
@@ -62,14 +60,10 @@ async def create(asked: Request) -> ASGIApp:
         partial(_conversation, read, found, placed),
         partial(request.generate, read, offer, id=id, incarnation=gateway.dispatcher.incarnation),
     )
-    earlier = read.comparison_response_id
-    comparison, recording = await compared(asked, message, answering(asked, found), len(raw), earlier)
     created, kept = int(time.time()), _is_kept(gateway, read)
     if read.background and not kept:
         raise refuse("background", "is not possible: this server stores no responses")
     envelope = request.envelope(read, id=id, model=answering(asked, found), created_at=created, kept=kept)
-    if earlier:
-        envelope["prompt_cache_diagnostics"] = cache_diagnostics.of_response(comparison)
     rendering = ResponseRendering(
         id=id,
         model=answering(asked, found),
@@ -87,7 +81,7 @@ async def create(asked: Request) -> ASGIApp:
         return background.begin(asked, found, message, frames, rendering, builder, described, len(raw))
 
     def within(flights: AbstractContextManager[Sequence[Flight]]) -> AbstractContextManager[Sequence[Flight]]:
-        return _running(gateway.answering, (owner, id), builder, recording(flights))
+        return _running(gateway.answering, (owner, id), builder, flights)
 
     renderer = rendering.of(builder)
     return respond(asked, found, [message], frames, renderer, prompts=1, within=within, described=described)

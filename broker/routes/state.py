@@ -21,7 +21,6 @@ from broker.dialects.responses.answer import ResponseBuilder
 from broker.dialects.responses.store import ResponseStore
 from broker.dispatch.dispatcher import Dispatcher
 from broker.dispatch.inspection import Inspection
-from broker.dispatch.prompt_records import PromptRecords
 from broker.dispatch.traffic import HttpCounters
 from broker.http.auth import ApiKeys
 from broker.http.limits import KeyConcurrency
@@ -64,7 +63,6 @@ class GatewayState:
     key_concurrency: KeyConcurrency = field(default_factory=KeyConcurrency)
     answering: dict[tuple[str, str], ResponseBuilder] = field(default_factory=dict)
     cancelled: deque[tuple[str, str]] = field(default_factory=lambda: deque(maxlen=CANCELLED_MAX))
-    prompt_records: PromptRecords = field(default_factory=PromptRecords)
     answers: DurableAnswers = field(init=False)
     responses: ResponseStore = field(init=False)
     background: BackgroundQueue = field(init=False)

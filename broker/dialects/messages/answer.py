@@ -151,11 +151,10 @@ def usage_object(usage: Usage) -> dict[str, Any]:
     return document
 
 
-def message(id: str, model: str, diagnostics: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return the initial state of a message. `diagnostics`: of the prefix cache, if there are any."""
+def message(id: str, model: str) -> dict[str, Any]:
+    """Return the initial state of a message."""
     whose = {"id": id, "type": "message", "role": "assistant", "model": model}
-    told = {} if diagnostics is None else {"diagnostics": diagnostics}
-    return {**whose, "content": [], "stop_reason": None, "stop_sequence": None, **told}
+    return {**whose, "content": [], "stop_reason": None, "stop_sequence": None}
 
 
 def _ending(finished: Finished) -> dict[str, Any]:

@@ -120,12 +120,6 @@ def _tool_changes(messages: list[Message]) -> Iterator[tuple[str, ToolAdditionBl
                         yield f"{place}.tool_changes[{step}]", change
 
 
-class Diagnostics(Struct):
-    """`previous_message_id`: of the message whose prompt is compared; None on the first turn."""
-
-    previous_message_id: str | None = None
-
-
 class Body(Prompt, kw_only=True):
     """Body of a message request. `output_format` is the legacy form of `output_config.format`. `seed`,
     `priority`, `cache_salt`, `cache_pin`, `sparse_prefill` and `adapter` are extensions, as in OpenAI's
@@ -143,7 +137,6 @@ class Body(Prompt, kw_only=True):
     cache_salt: str | None = None
     cache_pin: bool | None = None
     sparse_prefill: bool | SparsePrefill | None = None
-    diagnostics: Diagnostics | None = None
     adapter: str | None = None
 
 

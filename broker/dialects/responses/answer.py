@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from broker.dialects.body import encode
-from broker.dialects.cache_diagnostics import HIT, UNAVAILABLE
 from broker.dialects.openai import error_object, failure
 from broker.dialects.renderers import DocumentRenderer, SseRenderer, oversize, typed_event
 from broker.dialects.responses.output import Event, ResponseOutput
@@ -112,19 +111,13 @@ class ResponseBuilder:
     def _finish(self, finished: Finished) -> Iterator[Event]:
         yield from self._output.close(complete=finished.reason != "length")
         complete = finished.reason != "length" and not self._output.is_broken
-        told: dict[str, Any] = {"usage": usage_object(finished.usage), **self._diagnostics(finished.usage)}
+        told: dict[str, Any] = {"usage": usage_object(finished.usage)}
         if finished.continued_by:
             told["continued_by"] = finished.continued_by
         if complete:
             yield self._end("completed", completed_at=int(self._clock()), **told)
         else:
             yield self._end("incomplete", incomplete_details={"reason": "max_output_tokens"}, **told)
-
-    def _diagnostics(self, usage: Usage) -> Document:
-        """Return a correction of the diagnostics: what the prompts share may have been evicted."""
-        diagnostics = self._envelope.get("prompt_cache_diagnostics")
-        is_hit = diagnostics is not None and encode(diagnostics) == encode(HIT)
-        return {"prompt_cache_diagnostics": UNAVAILABLE} if is_hit and not usage.cached_tokens else {}
 
     def _fail(self, error: RequestError) -> Iterator[Event]:
         """Yield the error as two events: SDKs raise the first, agents read the second."""

@@ -76,11 +76,6 @@ class Body(Parameters, kw_only=True):
     grammar: Any = None
 
     @property
-    def comparison_response_id(self) -> str | None:
-        """Id of the response whose prompt is compared, for cache diagnostics."""
-        return self.prompt_cache_options.comparison_response_id if self.prompt_cache_options else None
-
-    @property
     def logprobs(self) -> int | None:
         """Number of top logprobs per token; None: no logprobs."""
         asked = LOGPROBS in (self.include or ()) or self.top_logprobs

@@ -164,10 +164,9 @@ _REPEATED = (
 
 def _cache_options(body: Body) -> dict[str, Any]:
     """Return the cache options of a body that has some. Nothing expires before memory runs out."""
-    if (options := body.prompt_cache_options) is None:
+    if body.prompt_cache_options is None:
         return {}
-    shown = {"mode": "implicit", "ttl": "30m", "comparison_response_id": options.comparison_response_id}
-    return {"prompt_cache_options": shown}
+    return {"prompt_cache_options": {"mode": "implicit", "ttl": "30m"}}
 
 
 def _reasoning(body: Body) -> dict[str, Any]:

@@ -22,34 +22,6 @@ def error_of(answer: Exchange) -> dict[str, Any]:
     return dict(document["error"])
 
 
-async def diagnosed(house: House, text: str, previous: str | None, **fields: Any) -> tuple[str, Any]:
-    """Return id and diagnostics of a message, which is the same streamed and whole."""
-    found = []
-    for stream in (False, True):
-        given = {"diagnostics": {"previous_message_id": previous}, "stream": stream, **fields}
-        answer = await house.serve(house.message(text, **given), "x")
-        found.append(answer.documents[0]["message"] if stream else answer.json)
-    assert found[0].get("diagnostics") == found[1].get("diagnostics")
-    return found[0]["id"], found[0].get("diagnostics")
-
-
-async def test_why_a_prompt_missed_the_cache_is_told_relative_to_another_message(house: House) -> None:
-    first, told = await diagnosed(house, "one", None, system="Be terse.")
-    assert told is None
-    same = await diagnosed(house, "one", first, system="Be terse.")
-    assert same[1] is None
-    for fields, reason in (
-        ({"system": "Be long."}, "system_changed"),
-        ({"system": "Be terse.", "tools": [{"name": "get", "input_schema": {}}]}, "tools_changed"),
-    ):
-        _, told = await diagnosed(house, "one", first, **fields)
-        assert told == {"cache_miss_reason": {"type": reason, "cache_missed_input_tokens": 3}}
-    _, told = await diagnosed(house, "two", first, system="Be terse.")
-    assert told["cache_miss_reason"]["type"] == "messages_changed"
-    _, told = await diagnosed(house, "one", "msg_no")
-    assert told == {"cache_miss_reason": {"type": "previous_message_not_found"}}
-
-
 async def test_refusals_of_every_kind_have_anthropics_envelope(house: House) -> None:
     for exchange, status, kind, words in (
         (house.message(temperature=9), 400, "invalid_request_error", "temperature"),

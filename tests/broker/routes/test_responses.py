@@ -20,36 +20,9 @@ async def answered(house: House, text: str = "all aboard", **fields: Any) -> Any
     return (await house.serve(house.respond(**fields), text)).json
 
 
-async def diagnosed(house: House, id: str, cached: int = 2, **fields: Any) -> Any:
-    """Return the diagnostics of a response that is compared with another."""
-    exchange = house.respond(**{"prompt_cache_options": {"comparison_response_id": id}, **fields})
-    document = (await house.serve(exchange, "x", cached=cached)).json
-    told = {"mode": "implicit", "ttl": "30m", "comparison_response_id": id}
-    assert document["prompt_cache_options"] == told
-    return document["prompt_cache_diagnostics"]
-
-
-async def test_why_a_prompt_missed_the_cache_is_told_relative_to_another_response(house: House) -> None:
-    first = (await answered(house, instructions="Be terse."))["id"]
-    same: dict[str, Any] = {"instructions": "Be terse.", "previous_response_id": first}
-    assert await diagnosed(house, first, **same) == {"type": "cache_hit"}
-    assert await diagnosed(house, first, cached=0, **same) == {"type": "unavailable"}
-    changed = await diagnosed(house, first, instructions="Be long.")
-    assert changed == {
-        "type": "cache_miss", "reason": "input_changed", "cache_missed_tokens": 3,
-        "comparison_reusable_tokens": 0,
-    }  # fmt: skip
-    tool = {"type": "function", "name": "get", "parameters": {}}
-    assert (await diagnosed(house, first, tools=[tool], **same))["reason"] == "tools_changed"
-    isolated = {"comparison_response_id": first, "isolated": True}
-    salted = await diagnosed(house, first, prompt_cache_options=isolated, prompt_cache_key="k", **same)
-    assert salted["reason"] == "prompt_cache_key_changed"
-    assert await diagnosed(house, "resp_no") == {"type": "comparison_response_not_found"}
-    assert "prompt_cache_diagnostics" not in await answered(house)
-
-
 async def test_a_prompt_cache_key_isolates_only_where_that_is_wanted(house: House) -> None:
-    await answered(house, prompt_cache_key="k")
+    without_effect = {"mode": "implicit", "comparison_response_id": "resp_1"}
+    await answered(house, prompt_cache_key="k", prompt_cache_options=without_effect)
     await answered(house, prompt_cache_key="k", prompt_cache_options={"isolated": True})
     assert [request.cache_salt for request in house.requests()] == ["", "prompt_cache_key=k;"]
     for options, param in (({"isolated": True}, "prompt_cache_key"), ({"prewarm": True}, "prewarm")):
