@@ -1,19 +1,14 @@
-"""Breadcrumbs: a worker's last known state, in a file that survives a crash.
+"""Breadcrumbs: a worker's last known state, in a file that survives its crash.
 
 The supervisor passes its child a file, with the descriptor's number in ROUNDHOUSE_LOGBOOK_FD. The worker
 keeps one line in it, and the supervisor reads it after the child has ended. It has no prompt text.
-
-The file has a name where it shall also survive a crash of the machine.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 import tempfile
 from collections.abc import MutableMapping, Sequence
-from pathlib import Path
 
 from protocol.types import RequestStatus
 
@@ -41,29 +36,15 @@ class BreadcrumbWriter:
 class BreadcrumbSlot:
     """The supervisor's end: pass `fd` to a child, and call `close` when the child has ended."""
 
-    def __init__(self, path: Path | None = None) -> None:
-        """`path`: of a new file, locked while a process has it; None: without a name. Raises `OSError`."""
-        self.path = path
-        if path is None:
-            with tempfile.TemporaryFile() as file:
-                self.fd = os.dup(file.fileno())
-            return
-        self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self.fd, fcntl.LOCK_EX)
-            os.fsync(self.fd)
-        except OSError:
-            self.close()
-            raise
+    def __init__(self) -> None:
+        """Create the file, which has no name. Raises `OSError`."""
+        with tempfile.TemporaryFile() as file:
+            self.fd = os.dup(file.fileno())
 
     def close(self) -> str:
-        """Delete the file. Return the child's last breadcrumb, or "" if it wrote none."""
+        """Close the file. Return the child's last breadcrumb, or "" if it wrote none."""
         line = os.pread(self.fd, BYTES_MAX, 0)
         os.close(self.fd)
-        if self.path is not None:
-            # One that cannot be deleted is no reason to miss the end of the child.
-            with contextlib.suppress(OSError):
-                self.path.unlink()
         return line.decode(errors="replace").strip()
 
 

@@ -30,8 +30,7 @@ class ModelState(Struct, frozen=True, kw_only=True, omit_defaults=True):
     `restarts`: number of unexpected exits; `last_end`: a description of the last one; `last_end_reason`: its
     code (`sigkill`, `exit_1`, `not_started`). `replicas`: number of workers. `failure`: why the last start
     failed, in a sentence; empty once the model is loaded. `loaded`: a worker that runs has loaded it.
-    `caution`: why it gets less memory for caches, in a sentence; empty: it does not. `task`: what it is made
-    for, known before it is loaded; None: its files are not on this machine.
+    `task`: what it is made for, known before it is loaded; None: its files are not on this machine.
     """
 
     name: str
@@ -46,7 +45,6 @@ class ModelState(Struct, frozen=True, kw_only=True, omit_defaults=True):
     last_end_reason: str = ""
     replicas: int = 1
     failure: str = ""
-    caution: str = ""
     loaded: bool = False
     task: Task | None = None
 

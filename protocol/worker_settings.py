@@ -112,10 +112,6 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, rename=public_name):
             " which kernel panics were reported"
         ),
     ] = "weights"
-    cache_share: Annotated[
-        Share,
-        Meta(description="fraction of the memory for caches to use; the supervisor's answer to a panic"),
-    ] = 1.0
     speculation: Annotated[
         Literal["auto", "off"] | None,
         Meta(

@@ -91,7 +91,6 @@ def _run_alone(configured: WorkerSettings, timer: StartupTimer) -> int:
         memory_headroom=configured.memory_headroom,
         memory_limit_bytes=configured.memory_limit_bytes,
         memory_budget=configured.memory_budget,
-        cache_share=configured.cache_share,
         wired=configured.wired,
         task=configured.task,
         text_only=configured.text_only,

@@ -56,7 +56,6 @@ def _load(configured: WorkerSettings) -> Model | EmbeddingModel:
         memory_headroom=configured.memory_headroom,
         memory_limit_bytes=configured.memory_limit_bytes,
         memory_budget=configured.memory_budget,
-        cache_share=configured.cache_share,
         text_only=configured.text_only,
         parsers=NamedParsers(configured.tool_call_parser, configured.reasoning_parser),
         measurement="table",

@@ -133,7 +133,6 @@ def _model(dispatcher: Dispatcher, name: str) -> dict[str, Any]:
         "replicas": configured.replicas if configured else None,
         "restarts": configured.restarts if configured else None,
         "failure": configured.failure if configured else "",
-        "caution": configured.caution if configured else "",
         "last_end": configured.last_end if configured else "",
         "last_end_reason": configured.last_end_reason if configured else "",
         "losses": dict(traffic.losses),

@@ -94,7 +94,7 @@ def _supervise(
     from deploy.serving.greeting import greeting, is_quiet
     from deploy.serving.prefix_cache import first_start_notice, folders
     from deploy.serving.startup_progress import StartupProgress, announcement, first_loads, terminal
-    from deploy.supervisor.panics import Panics
+    from deploy.supervisor.machine_crash import crash_logged
     from deploy.supervisor.stderr import QuietTerminal
     from deploy.supervisor.supervisor import Supervisor
     from protocol import logs
@@ -121,10 +121,9 @@ def _supervise(
         memory_budget=given.memory_budget,
         spare=given.spare > 0,
         quiet=QuietTerminal() if quiet else None,
-        panics=Panics.of_machine(os.environ, sys.platform),
         listener=listener,
     )
-    with StartupProgress(url, keys, draw, greet):
+    with crash_logged(os.environ, sys.platform), StartupProgress(url, keys, draw, greet):
         return supervisor.run()
 
 

@@ -121,12 +121,11 @@ def _batches(batches: Document) -> list[RenderableType]:
 
 
 def _failures(document: Document) -> list[Text]:
-    """Return a line for each model whose last start failed, or that gets less memory after a panic."""
+    """Return a line for each model whose last start failed."""
     return [
-        Text(f"{model['model']}: {model[field]}", colour)
-        for field, colour in (("failure", "red"), ("caution", "yellow"))
+        Text(f"{model['model']}: {model['failure']}", "red")
         for model in document["models"]
-        if model.get(field)
+        if model.get("failure")
     ]
 
 

@@ -46,11 +46,6 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     settings: dict[str, Setting] = {}
 
 
-def model_id(model: ServedModel) -> str:
-    """Return what identifies the weights: the id or folder, empty for the embedded model."""
-    return model.model or ""
-
-
 def plans(model: ServedModel) -> list[ServedModel]:
     """Return the model's fallback plans, in order."""
     words = (model.fallback,) if isinstance(model.fallback, str) else model.fallback

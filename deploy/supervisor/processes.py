@@ -22,9 +22,9 @@ from deploy.supervisor.child import Child
 from deploy.supervisor.cpu_usage import process_cpu_s
 from deploy.supervisor.events import ChildMessage, Died, NotStarted
 from deploy.supervisor.memory import process_bytes
-from deploy.supervisor.panics import Panics, RunFile
 from deploy.supervisor.stderr import QuietTerminal, Stderr
-from protocol import breadcrumbs, channel
+from protocol import channel
+from protocol.breadcrumbs import VARIABLE, BreadcrumbSlot
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,6 @@ class _Running:
     process: subprocess.Popen[bytes]
     waiter: threading.Thread
     line: WorkerSpawnChannel | None
-    page: RunFile
 
 
 class Processes:
@@ -44,21 +43,17 @@ class Processes:
         self,
         send: Callable[[Died | NotStarted | ChildMessage], None],
         quiet: QuietTerminal | None = None,
-        panics: Panics | None = None,
     ) -> None:
         self._send = send
-        self._panics = panics or Panics()
         self._quiet = quiet
         self._running: dict[str, _Running] = {}
 
-    def start(
-        self, name: str, child: Child, inherited: Mapping[str, int], *, model: str | None = None
-    ) -> None:
+    def start(self, name: str, child: Child, inherited: Mapping[str, int]) -> None:
         """Start a process, or report why it could not be started. `inherited`: its inherited descriptors, by
-        the variable that holds the number. `model`: what it serves; None: it is the spare, or serves none."""
+        the variable that holds the number."""
         try:
             with contextlib.ExitStack() as undo:
-                running = self._launch(name, child, inherited, model, undo)
+                running = self._launch(name, child, inherited, undo)
                 undo.pop_all()
         except (OSError, RuntimeError) as error:  # RuntimeError: there can be no more threads
             self._send(NotStarted(name, str(error)))
@@ -67,22 +62,17 @@ class Processes:
         self._running[name] = running
 
     def _launch(
-        self,
-        name: str,
-        child: Child,
-        inherited: Mapping[str, int],
-        model: str | None,
-        undo: contextlib.ExitStack,
+        self, name: str, child: Child, inherited: Mapping[str, int], undo: contextlib.ExitStack
     ) -> _Running:
         """Start a process and its threads. `undo` gets what ends them if a later one cannot be started.
 
         Raises `OSError` or `RuntimeError`.
         """
-        page = self._panics.open_slot(model)
-        undo.callback(page.close)
+        breadcrumb = BreadcrumbSlot()
+        undo.callback(breadcrumb.close)
         stderr = Stderr(name, quiet=self._quiet)
         undo.callback(stderr.close)
-        inherited = {**inherited, breadcrumbs.VARIABLE: page.fd}
+        inherited = {**inherited, VARIABLE: breadcrumb.fd}
         line = WorkerSpawnChannel() if child.model is not None else None
         if line is not None:
             undo.callback(line.close)
@@ -94,20 +84,19 @@ class Processes:
             line.listen(lambda word: self._send(ChildMessage(name, process.pid, word)))
         waiter = threading.Thread(
             target=self._await_end,
-            args=(name, process, stderr, page, line),
+            args=(name, process, stderr, breadcrumb, line),
             name=f"await-{name}",
             daemon=True,
         )
         waiter.start()
-        return _Running(process, waiter, line, page)
+        return _Running(process, waiter, line)
 
-    def give(self, spare: str, name: str, words: Sequence[str], model: str) -> bool:
-        """Send `words`, its arguments, to the process `spare` and rename it to `name`. `model`: what it
-        serves from now on. Return whether they could be sent."""
+    def give(self, spare: str, name: str, words: Sequence[str]) -> bool:
+        """Send `words`, its arguments, to the process `spare` and rename it to `name`. Return whether they
+        could be sent."""
         given = self._running[spare]
         if given.line is None or not given.line.tell(words):
             return False
-        given.page.assign(model)
         self._running[name] = self._running.pop(spare)
         log.info("%s runs as pid %d, which was the spare", name, given.process.pid)
         return True
@@ -117,7 +106,7 @@ class Processes:
         name: str,
         process: subprocess.Popen[bytes],
         stderr: Stderr,
-        page: RunFile,
+        breadcrumb: BreadcrumbSlot,
         line: WorkerSpawnChannel | None,
     ) -> None:
         returncode = process.wait()
@@ -126,7 +115,7 @@ class Processes:
         _kill_group(process.pid)
         if line is not None:
             line.close()
-        self._send(Died(name, process.pid, returncode, stderr.close(), page.close()))
+        self._send(Died(name, process.pid, returncode, stderr.close(), breadcrumb.close()))
 
     def pid(self, name: str) -> int:
         """Return the id of the process that has this name, or had it last."""

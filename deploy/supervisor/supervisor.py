@@ -25,7 +25,7 @@ from types import FrameType
 from typing import get_args
 
 from deploy.supervisor.channels import GatewayChannel
-from deploy.supervisor.child import Child, ServedModel, first_loaded, model_id
+from deploy.supervisor.child import Child, ServedModel, first_loaded
 from deploy.supervisor.children import KILL_WAIT_S_MAX, STOP_TIMEOUT_S, other_name
 from deploy.supervisor.control import Control
 from deploy.supervisor.cpu_usage import IdleWatch
@@ -51,7 +51,6 @@ from deploy.supervisor.events import (
 from deploy.supervisor.fallbacks import Fallbacks
 from deploy.supervisor.lifecycle import Lifecycle
 from deploy.supervisor.memory import all_weight_bytes, local_folder, weights_of
-from deploy.supervisor.panics import CACHE_SHARE, Panics
 from deploy.supervisor.processes import Processes
 from deploy.supervisor.pulls import Pulls
 from deploy.supervisor.reloading import Reloading, ReloadOrder, Reloads
@@ -106,7 +105,6 @@ class Supervisor:
         spare: bool = False,
         quiet: QuietTerminal | None = None,
         listener: socket.socket | None = None,
-        panics: Panics | None = None,
     ) -> None:
         """`listener`: the socket on which gateways listen for clients; None: each opens its own."""
         self._events: queue.SimpleQueue[_Heard] = queue.SimpleQueue()
@@ -115,8 +113,7 @@ class Supervisor:
         self._control: Control | None = None
         self._gateway: GatewayChannel | None = None
         self._has_gateway = any(child.hears for child in children)
-        self._panics = panics or Panics()
-        self._processes = Processes(self._events.put, quiet, self._panics)
+        self._processes = Processes(self._events.put, quiet)
         self._quiet = quiet
         self._listener = listener
         self._reloads = Reloads(children)
@@ -340,7 +337,6 @@ class Supervisor:
             last_end_reason=ends.reason,
             replicas=len(names),
             failure=ends.failure[:END_CHARS_MAX],
-            caution=self._panics.caution(model_id(model)),
             loaded=self._lifecycle.is_loaded(*names),
             task=_task_of(model) if len(self._models) > 1 else None,
         )
@@ -355,9 +351,7 @@ class Supervisor:
             case Start(name):
                 self._start(name, self._program(name), line)
             case AssignSpare(name):
-                program = self._program(name)
-                assert program.model is not None
-                if not self._processes.give(SPARE, name, program.words, model_id(program.model)):
+                if not self._processes.give(SPARE, name, self._program(name).words):
                     self._events.put(NotStarted(name, "the spare cannot be reached"))
             case Reloaded():
                 self._reloaded(decision)
@@ -374,20 +368,13 @@ class Supervisor:
         if name == SPARE:
             assert self._spare is not None
             return self._spare
-        program = self._reloads.programs[name]
-        if program.model is None or not program.program:
-            return program
-        if not (caution := self._panics.caution(model_id(program.model))):
-            return program
-        log.warning("%s: %s", program.model.name, caution)
-        return replace(program, argv=[*program.argv, f"--cache-share={CACHE_SHARE}"])
+        return self._reloads.programs[name]
 
     def _start(self, name: str, child: Child, line: int) -> None:
         if name == SPARE:
             child = replace(child, env={**child.env, channel.SPARE: "1"})
         if not child.hears:
-            model = None if name == SPARE or child.model is None else model_id(child.model)
-            self._processes.start(name, child, {lifeline.VARIABLE: line}, model=model)
+            self._processes.start(name, child, {lifeline.VARIABLE: line})
             return
         if self._gateway is not None:
             self._gateway.close()

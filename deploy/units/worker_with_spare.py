@@ -18,8 +18,8 @@ from typing import NoReturn
 from deploy.serving.commandlines import python_module
 from deploy.supervisor.child import Child, ServedModel
 from deploy.supervisor.lifecycle import EXIT_GAVE_UP
+from deploy.supervisor.machine_crash import crash_logged
 from deploy.supervisor.memory import fits_beside
-from deploy.supervisor.panics import Panics
 from deploy.supervisor.reloading import Reloading
 from deploy.supervisor.restarts import RestartLimits
 from deploy.supervisor.supervisor import Supervisor
@@ -67,7 +67,8 @@ def main() -> NoReturn:
         path = sockets.control_path(server_name(told.host, told.port))
     except (sockets.EndpointError, OSError) as error:
         settings.exit_with(PROGRAM, error)
-    status = _supervisor(told, path).run()
+    with crash_logged(os.environ, sys.platform):
+        status = _supervisor(told, path).run()
     if status == EXIT_GAVE_UP:
         logging.getLogger(__name__).error("giving up; `roundhouse service install` starts it again")
         status = 0
@@ -83,7 +84,6 @@ def _supervisor(told: argparse.Namespace, path: Path) -> Supervisor:
         # `stop_timeout_s` already includes the time to drain.
         reloading=Reloading(path, 0.0, told.ready_timeout, fits_beside),
         spare=True,
-        panics=Panics.of_machine(os.environ, sys.platform),
     )
 
 

@@ -55,14 +55,13 @@ def ensure_compiler() -> None:
 @dataclass(frozen=True, slots=True)
 class MemoryFit:
     """Memory limits of one process. `name`: its model. `headroom`: share to keep free. `limit`: replaces the
-    machine's memory, in bytes. `max_bytes`: upper bound of the process in bytes. `cache_share`: share of the
-    memory for caches that they may use. `wired`: the memory that is wired."""
+    machine's memory, in bytes. `max_bytes`: upper bound of the process in bytes. `wired`: the memory that is
+    wired."""
 
     name: str
     headroom: float = 0.1
     limit: int | None = None
     max_bytes: int | None = None
-    cache_share: float = 1.0
     wired: Wired = "weights"
 
     def budget(self, weight_bytes: int) -> MemoryBudget:
@@ -105,7 +104,7 @@ class MemoryFit:
         """Return the budget within `limit` available bytes."""
         from worker.models.memory import MemoryBudget
 
-        return MemoryBudget(min(limit, self.max_bytes or limit), self.headroom, self.cache_share)
+        return MemoryBudget(min(limit, self.max_bytes or limit), self.headroom)
 
     def _too_large(self, weight_bytes: int, budget: MemoryBudget) -> str:
         return (

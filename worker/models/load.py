@@ -71,7 +71,6 @@ class ModelLoader:
         memory_headroom: float = 0.1,
         memory_limit_bytes: int | None = None,
         memory_budget: int | None = None,
-        cache_share: float = 1.0,
         wired: Wired = "weights",
         task: Task | None = None,
         text_only: bool = False,
@@ -94,17 +93,15 @@ class ModelLoader:
         `adapters`: names and folders. `kv_quantization`: how its KV caches are quantized; None: not.
         `experts_memory`: bytes of experts in memory; the others are read from disk when needed.
         `memory_limit_bytes`: replaces the machine's memory; `memory_headroom`: share of it to keep free.
-        `memory_budget`: the process's most bytes. `cache_share`: share of the caches' memory that they may
-        use. `wired`: what macOS may not page out. `probe_cache_folder`: where probe results are cached."""
+        `memory_budget`: the process's most bytes. `wired`: what macOS may not page out.
+        `probe_cache_folder`: where probe results are cached."""
         self.name = served_name or name_of(model)
         self._model = model
         self._task = task
         self._text_only = text_only
         self._parsers = parsers
         self._plan = f"{name_of(model)}, one process alone" if stands_in else ""
-        self._memory_fit = MemoryFit(
-            self.name, memory_headroom, memory_limit_bytes, memory_budget, cache_share, wired
-        )
+        self._memory_fit = MemoryFit(self.name, memory_headroom, memory_limit_bytes, memory_budget, wired)
         self._draft_model = draft_model
         self._use_mtp = use_mtp
         self._measurement = measurement

@@ -38,12 +38,10 @@ _PAGE_BYTES = 16384
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """`limit`: bytes that the process may use. `headroom`: share of it to keep free, 0 to 1. `cache_share`:
-    share of what remains for caches that they may use."""
+    """`limit`: bytes that the process may use. `headroom`: share of it to keep free, 0 to 1."""
 
     limit: int
     headroom: float
-    cache_share: float = 1.0
 
     @property
     def usable(self) -> int:
@@ -52,11 +50,11 @@ class MemoryBudget:
 
     def left_for_caches(self, weight_bytes: int) -> int:
         """Return the bytes for the caches of all requests, beside weights of `weight_bytes`."""
-        return int(self.cache_share * max(0, self.usable - weight_bytes))
+        return max(0, self.usable - weight_bytes)
 
     def left_beside(self, footprint: int) -> int:
         """Return the bytes for caches beside the whole loaded process, which may use the headroom too."""
-        return int(self.cache_share * max(0, self.limit - footprint))
+        return max(0, self.limit - footprint)
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,7 +101,7 @@ def test_a_model_is_told_of_whether_or_not_it_is_loaded() -> None:
     assert kept == {
         "model": "kept", "aliases": ["small"], "state": "loading", "resident": True, "on_demand": False,
         "pinned": False, "weight_bytes": None, "memory_bytes": 7, "waiting": 0, "replicas": 1,
-        "restarts": 2, "failure": "no such model", "caution": "",
+        "restarts": 2, "failure": "no such model",
         "last_end": "worker (pid 9) was killed by SIGKILL after 3.0 s", "last_end_reason": "sigkill",
         "losses": {}, "answered_tokens": 0, "adapters": [],
     }  # fmt: skip

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import mlx.core as mx
 import pytest
 
@@ -87,18 +85,6 @@ def test_a_loader_wires_once_after_the_load(monkeypatch: pytest.MonkeyPatch) -> 
     ModelLoader(str(folder), wired="all").load(load)
     assert wired == [("all", sum(tensor_sizes([folder / "model.safetensors"])))]
     assert progress
-
-
-def test_a_share_of_the_caches_memory_is_used_after_a_panic() -> None:
-    folder = Path(model_folder("dense"))
-    size = (folder / "model.safetensors").stat().st_size
-
-    def caches(share: float) -> int | None:
-        limits = {"memory_limit_bytes": size + 1000, "memory_headroom": 0.0}
-        loader = ModelLoader(str(folder), **limits, cache_share=share)
-        return loader.load(lambda done, total: None).info.cache_bytes_max
-
-    assert (caches(1.0), caches(0.5)) == (1000, 500)
 
 
 @pytest.mark.parametrize(

@@ -245,7 +245,7 @@ def part_loader(
         model,
         split,
         served_name=settings.served_name,
-        memory_fit=MemoryFit(name, *limits, settings.cache_share, settings.wired),
+        memory_fit=MemoryFit(name, *limits, settings.wired),
         task=settings.task,
         text_only=settings.text_only,
         parsers=NamedParsers(settings.tool_call_parser, settings.reasoning_parser),
