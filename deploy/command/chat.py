@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,11 +29,6 @@ def chat(
     image: Annotated[list[Path] | None, typer.Option(help="Image file to send with the question.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0.0, max=2.0)] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Maximum tokens per answer.")] = None,
-    mcp: Annotated[
-        Path | None,
-        typer.Option(help="JSON file of MCP servers (`mcpServers`), whose tools the model may call."),
-    ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Allow all tool calls without asking.")] = False,
     history: Annotated[bool, typer.Option(help="Save the typed lines in a private history file.")] = True,
 ) -> None:
     """Chat with a model: Markdown, multi-line input, images by path, reasoning folded. /help lists commands.
@@ -45,7 +40,6 @@ def chat(
     from deploy.agents import models
     from deploy.console import chat_repl, http
     from deploy.console.chat_repl import Conversation, ImageError, read_image
-    from deploy.console.mcp import McpError, opened, read_servers
     from protocol import settings
 
     console, question = Console(highlight=False), " ".join(words or ())
@@ -58,10 +52,8 @@ def chat(
     try:
         found = endpoint(url, host, port, config)
         chosen = models.choose(models.ask(found), model)
-        servers = read_servers(mcp) if mcp else []
-        with http.open_client(found) as client, opened(servers) as tools:
+        with http.open_client(found) as client:
             talking = chat_repl.ChatRepl(client, console, chosen.id, Conversation(system), told)
-            talking.tools, talking.allow = tools, _consent(yes=yes)
             if question:
                 talking.say(question, image or (), draw=console.is_terminal)
                 return
@@ -71,14 +63,7 @@ def chat(
                 talking.run(read_line)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-    except (
-        http.ConsoleError,
-        models.LaunchError,
-        settings.SettingsError,
-        ImageError,
-        McpError,
-        OSError,
-    ) as error:
+    except (http.ConsoleError, models.LaunchError, settings.SettingsError, ImageError, OSError) as error:
         settings.exit_with(PROGRAM, error)
 
 
@@ -90,17 +75,6 @@ def _piped() -> str:
         return sys.stdin.read().strip()
     except UnicodeDecodeError as error:
         settings.exit_with(PROGRAM, f"the question on standard input is not UTF-8: {error}")
-
-
-def _consent(*, yes: bool) -> Callable[[str, str], bool]:
-    """Return what asks the user whether a tool may be called. Without a terminal nobody can be asked."""
-
-    def ask(name: str, arguments: str) -> bool:
-        if yes or not sys.stdin.isatty():
-            return yes
-        return typer.confirm(f"Allow {name} in this conversation?")
-
-    return ask
 
 
 def _history_file(environ: Mapping[str, str]) -> Path:

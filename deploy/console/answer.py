@@ -12,7 +12,7 @@ import signal
 import termios
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.live import Live
@@ -26,15 +26,6 @@ THOUGHT_CHARS_SHOWN = 60
 
 _FENCES = ("```", "~~~")
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
-
-
-@dataclass(slots=True)
-class ToolCall:
-    """A tool call. `arguments`: JSON."""
-
-    id: str
-    name: str
-    arguments: str = ""
 
 
 @dataclass(slots=True)
@@ -52,7 +43,6 @@ class Answer:
     tokens: int = 0
     first_at: float | None = None
     last_at: float = 0.0
-    calls: dict[int, ToolCall] = field(default_factory=dict)
 
     def add(self, piece: AnswerDelta, now: float) -> None:
         match piece.kind:
@@ -60,9 +50,6 @@ class Answer:
                 self.text += piece.text
             case "thought":
                 self.thought += piece.text
-            case "call":
-                call = self.calls.setdefault(piece.index, ToolCall(piece.id, piece.name))
-                call.arguments += piece.text
             case "end":
                 self.reason = piece.text
             case "usage":

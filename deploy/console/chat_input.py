@@ -1,7 +1,7 @@
 """Parser of chat input: commands and messages. Pure, except for the check whether a file exists.
 
-A line that ends in a backslash continues in the next one. A line with only a triple quote begins a text that
-another one ends. Words that name image files add these images.
+A line with only a triple quote begins a text that another one ends. Words that name image files add these
+images.
 """
 
 from __future__ import annotations
@@ -9,12 +9,15 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from protocol.error_text import closest_match
 from protocol.model_folder import expand_user
+
+ReadLine = Callable[[str], str]
+"""(prompt) -> the typed line. Raises `EOFError` at the end, or `KeyboardInterrupt`."""
 
 QUOTE = '"""'
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp")
@@ -44,7 +47,7 @@ HELP = """\
 /thought          show the reasoning of the last answer
 /exit             or Ctrl-D
 
-A line that ends in \\ continues in the next; \"\"\" begins and ends a text of several lines.
+A line with only \"\"\" begins and ends a text of several lines.
 Ctrl-C ends an answer early."""
 
 
@@ -79,39 +82,14 @@ class InvalidInput:
     why: str
 
 
-@dataclass(slots=True)
-class LineAssembler:
-    """Assembler of input lines. `open`: the text is incomplete."""
-
-    _parts: list[str] = field(default_factory=list)
-    _quoted: bool = False
-
-    @property
-    def open(self) -> bool:
-        return self._quoted or bool(self._parts)
-
-    def add(self, line: str) -> str | None:
-        """Add a line; return the whole text once it is complete."""
-        if line.strip() == QUOTE:
-            self._quoted = not self._quoted
-            return None if self._quoted else self._whole()
-        if self._quoted:
-            self._parts.append(line)
-            return None
-        if line.endswith("\\"):
-            self._parts.append(line[:-1])
-            return None
-        self._parts.append(line)
-        return self._whole()
-
-    def clear(self) -> None:
-        self._parts.clear()
-        self._quoted = False
-
-    def _whole(self) -> str:
-        text = "\n".join(self._parts)
-        self.clear()
-        return text
+def read_input(read_line: ReadLine) -> str:
+    """Read a line, or the lines between two triple quotes. Raises what `read_line` raises."""
+    if (line := read_line(">>> ")).strip() != QUOTE:
+        return line
+    lines = []
+    while (line := read_line("... ")).strip() != QUOTE:
+        lines.append(line)
+    return "\n".join(lines)
 
 
 def is_there(path: Path) -> bool:

@@ -7,7 +7,7 @@ import contextlib
 import json
 import mimetypes
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,10 @@ import httpx
 from rich.console import Console
 
 from deploy.console import answer, chat_input, http
-from deploy.console.mcp import Toolbox
+from deploy.console.chat_input import ReadLine
 from protocol.model_folder import expand_user
 
 HISTORY_LINES_MAX = 1000
-CALL_ROUNDS_MAX = 24
-"""Maximum number of answers to one message that call tools."""
-CALL_CHARACTERS_SHOWN = 200
-
-ReadLine = Callable[[str], str]
-"""(prompt) -> the typed line. Raises `EOFError` at the end, or `KeyboardInterrupt`."""
 
 IMAGE_BYTES_MAX = 16 * 2**20
 
@@ -57,27 +51,14 @@ class Conversation:
         """Add the answer, or the part of it that was received."""
         self.messages.append({"role": "assistant", "content": text})
 
-    def called(self, text: str, calls: Iterable[answer.ToolCall]) -> None:
-        """Add an answer that calls tools."""
-        shown = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in calls
-        ]
-        self.messages.append({"role": "assistant", "content": text or None, "tool_calls": shown})
-
-    def returned(self, id: str, result: str) -> None:
-        """Add the result of a call."""
-        self.messages.append({"role": "tool", "tool_call_id": id, "content": result})
-
     @property
     def is_open(self) -> bool:
         """Whether the last message is an unanswered one of the user."""
         return bool(self.messages) and self.messages[-1]["role"] == "user"
 
     def take_back(self) -> bool:
-        """Remove the last answer with its tool calls, to generate it again. Return whether a message is
-        unanswered."""
-        while self.messages and not self.is_open:
+        """Remove the last answer, to generate it again. Return whether a message is unanswered."""
+        if self.messages and not self.is_open:
             self.messages.pop()
         return self.is_open
 
@@ -97,11 +78,6 @@ class Conversation:
 
 def _text(message: Message) -> str:
     content = message["content"]
-    if calls := message.get("tool_calls"):
-        functions = [call["function"] for call in calls]
-        content = "\n\n".join(
-            [content or "", *(f"`{each['name']}` `{each['arguments']}`" for each in functions)]
-        )
     if isinstance(content, str):
         return content.strip()
     return "\n\n".join(part["text"].strip() if part["type"] == "text" else "[image]" for part in content)
@@ -132,24 +108,17 @@ class ChatRepl:
     fields: dict[str, Any] = field(default_factory=dict)
     images: list[str] = field(default_factory=list)
     thought: str = ""
-    tools: Toolbox = field(default_factory=Toolbox)
-    allow: Callable[[str, str], bool] = lambda name, arguments: False
-    """(tool, arguments) -> whether the user allows the call."""
-    allowed: set[str] = field(default_factory=set)
-    """Tools that the user has allowed: each is asked for once."""
 
     def run(self, read_line: ReadLine) -> None:
         """Run until the end of input or /exit."""
-        lines = chat_input.LineAssembler()
         while True:
             try:
-                text = lines.add(read_line("... " if lines.open else ">>> "))
-                if text is not None and text.strip() and not self._ask(text):
+                text = chat_input.read_input(read_line)
+                if text.strip() and not self._ask(text):
                     return
             except EOFError:
                 return
             except KeyboardInterrupt:
-                lines.clear()
                 self.console.print()
 
     def say(self, text: str, images: Sequence[Path] = (), *, draw: bool) -> answer.Answer:
@@ -160,46 +129,14 @@ class ChatRepl:
         return self._answer(draw=draw)
 
     def _answer(self, *, draw: bool) -> answer.Answer:
-        for _ in range(CALL_ROUNDS_MAX):
-            found = self._answer_once(draw=draw)
-            if found.stopped or found.reason != "tool_calls" or not found.calls:
-                break
-            self._call(found.calls.values())
-        else:
-            self._note(f"stopped after {CALL_ROUNDS_MAX} rounds of tool calls")
-        return found
-
-    def _answer_once(self, *, draw: bool) -> answer.Answer:
         body = {"model": self.model, "messages": self.conversation.told(), **self.fields}
-        if self.tools:
-            body["tools"] = self.tools.definitions()
         pieces = http.stream(self.client, body)
         with contextlib.closing(pieces):
             found = (answer.drawn if draw else answer.plain)(self.console, pieces)
-        if found.reason == "tool_calls" and found.calls and not found.stopped:
-            self.conversation.called(found.text, found.calls.values())
-        elif found.text or not found.stopped:
+        if found.text or not found.stopped:
             self.conversation.answered(found.text)
         self.thought = found.thought
         return found
-
-    def _call(self, calls: Iterable[answer.ToolCall]) -> None:
-        """Run the calls that the user allows, one after another, and add their results."""
-        left = list(calls)
-        try:
-            while left:
-                result = self._result(left[0])
-                self.conversation.returned(left.pop(0).id, result)
-        finally:  # each call has a result, also after Ctrl-C
-            for call in left:
-                self.conversation.returned(call.id, "Error: the user has interrupted this call.")
-
-    def _result(self, call: answer.ToolCall) -> str:
-        self._note(f"▸ {call.name} {call.arguments[:CALL_CHARACTERS_SHOWN]}")
-        if call.name not in self.allowed and not self.allow(call.name, call.arguments):
-            return "Error: the user did not allow this call."
-        self.allowed.add(call.name)
-        return self.tools.call(call.name, call.arguments)
 
     def _ask(self, text: str) -> bool:
         """Handle a text; return False on /exit."""

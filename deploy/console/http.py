@@ -29,15 +29,11 @@ class ConsoleError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AnswerDelta:
-    """A part of a streamed answer: of its text or its reasoning, its finish reason, its token count, or of a
-    tool call: `index`, and `id` and `name` in its first part; `text` is a part of the arguments."""
+    """A part of a streamed answer: of its text or its reasoning, its finish reason, or its token count."""
 
-    kind: Literal["text", "thought", "end", "usage", "call"]
+    kind: Literal["text", "thought", "end", "usage"]
     text: str = ""
     tokens: int = 0
-    index: int = 0
-    id: str = ""
-    name: str = ""
 
 
 def open_client(endpoint: Endpoint) -> httpx.Client:
@@ -107,11 +103,6 @@ def _pieces(event: dict[str, Any]) -> Iterator[AnswerDelta]:
             yield AnswerDelta("thought", thought)
         if text := delta.get("content"):
             yield AnswerDelta("text", text)
-        for call in delta.get("tool_calls") or ():
-            function = call.get("function") or {}
-            arguments, name = function.get("arguments") or "", function.get("name") or ""
-            index, id = call.get("index", 0), call.get("id") or ""
-            yield AnswerDelta("call", arguments, index=index, id=id, name=name)
         if reason := choice.get("finish_reason"):
             yield AnswerDelta("end", reason)
     if isinstance(tokens := (event.get("usage") or {}).get("completion_tokens"), int):

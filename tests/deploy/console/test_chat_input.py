@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from deploy.console.chat_input import (
@@ -15,10 +15,10 @@ from deploy.console.chat_input import (
     ChatCommand,
     ChatMessage,
     InvalidInput,
-    LineAssembler,
     Parameter,
     is_there,
     read,
+    read_input,
     read_parameter,
 )
 
@@ -69,10 +69,7 @@ def test_whatever_is_typed_is_read(text: str) -> None:
     assert isinstance(read(text, is_there), ChatMessage | ChatCommand | InvalidInput)
 
 
-@example(["one", "", "two\\"])
 @given(st.lists(st.text(alphabet=st.characters(exclude_characters='"\n\r'), max_size=20), max_size=6))
-def test_quoted_lines_come_back_as_they_went_in(given_lines: list[str]) -> None:
-    lines = LineAssembler()
-    for line in ('"""', *given_lines):
-        assert lines.add(line) is None
-    assert lines.add('"""') == "\n".join(given_lines)
+def test_quoted_lines_come_back_as_they_went_in(lines: list[str]) -> None:
+    typed = iter(['"""', *lines, ' """'])
+    assert read_input(lambda prompt: next(typed)) == "\n".join(lines)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
 import readline
 import stat
@@ -16,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from deploy.console import chat_repl
-from deploy.console.chat_repl import ChatRepl, Conversation, ImageError, lines_with_history, read_image
+from deploy.console.chat_repl import ChatRepl, ImageError, lines_with_history, read_image
 
 
 class Played:
@@ -33,9 +32,6 @@ class Played:
     def will_say(self, text: str, thought: str = "", reason: str = "stop") -> None:
         deltas = [{"reasoning_content": thought}] if thought else []
         deltas += [{"content": text[:3]}, {"content": text[3:]}]
-        self.will_stream(deltas, reason)
-
-    def will_stream(self, deltas: list[dict[str, Any]], reason: str) -> None:
         documents = [{"choices": [{"delta": delta}]} for delta in deltas]
         documents.append({"choices": [{"delta": {}, "finish_reason": reason}]})
         body = "".join(f"data: {json.dumps(document)}\n\n" for document in documents) + "data: [DONE]\n\n"
@@ -47,17 +43,11 @@ def played() -> Played:
     return Played()
 
 
-@contextlib.contextmanager
-def chatting(played: Played, **options: Any) -> Iterator[ChatRepl]:
-    console = Console(width=100, force_terminal=False, record=True)
-    with httpx.Client(base_url="http://played", transport=httpx.MockTransport(played)) as client:
-        yield ChatRepl(client, console, "m", Conversation(), **options)
-
-
 @pytest.fixture
 def talking(played: Played) -> Iterator[ChatRepl]:
-    with chatting(played) as talking:
-        yield talking
+    console = Console(width=100, force_terminal=False, record=True)
+    with httpx.Client(base_url="http://played", transport=httpx.MockTransport(played)) as client:
+        yield ChatRepl(client, console, "m")
 
 
 def converse(talking: ChatRepl, *typed: str | type[BaseException]) -> str:
@@ -117,7 +107,7 @@ def test_conversation_is_saved_beside_old_files(talking: ChatRepl, played: Playe
 
 def test_several_lines_are_one_question_and_ctrl_c_forgets_them(talking: ChatRepl, played: Played) -> None:
     played.will_say("well")
-    converse(talking, '"""', "lost", KeyboardInterrupt, "one\\", "two", "  ", "/exit")
+    converse(talking, '"""', "lost", KeyboardInterrupt, '"""', "one", "two", '"""', "  ", "/exit")
     assert played.asked[0]["messages"][0]["content"] == "one\ntwo"
 
 
