@@ -23,7 +23,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from broker.dispatch.flight import TOKENS_MAX, Attempt, Flight
-from broker.dispatch.quarantine import CrashRecord
 from protocol.errors import Code
 from protocol.messages import Request
 from protocol.types import Count, Id, Name, PrefixReuse, Seconds, Token
@@ -74,19 +73,19 @@ class Checkpoint(Struct, frozen=True, kw_only=True, omit_defaults=True):
     scored: Count = 0
     answered: list[Count] = []
     reuse: PrefixReuse | None = None
-    crashes: list[CrashRecord] = []
+    crash_count: Count = 0
     restores: Count = 0
     restored_at: Count = 0
     adapter_digest: Name = ""
 
     @property
     def reached(self) -> int:
-        """The flight's progress, as `Flight.reached`."""
+        """The flight's progress, with the prompt tokens that have logprobs."""
         return self.scored + len(self.tokens) + len(self.answered)
 
 
-def checkpoint_of(flight: Flight, crashes: Sequence[CrashRecord], now: float) -> Checkpoint:
-    """Return the checkpoint of an unfinished flight. `crashes`: those that it may have caused."""
+def checkpoint_of(flight: Flight, now: float) -> Checkpoint:
+    """Return the checkpoint of an unfinished flight."""
     attempt = flight.attempt
     return Checkpoint(
         request=flight.request,
@@ -106,7 +105,7 @@ def checkpoint_of(flight: Flight, crashes: Sequence[CrashRecord], now: float) ->
         scored=flight.scored,
         answered=sorted(flight.answered),
         reuse=flight.reuse,
-        crashes=list(crashes),
+        crash_count=flight.crash_count,
         restores=flight.restores,
         restored_at=flight.restored_at,
         adapter_digest=flight.adapter_digest,
@@ -155,6 +154,7 @@ def flight_of(
         key=checkpoint.key,
         attempts=checkpoint.attempts,
         epoch=incarnation[:8],
+        crash_count=checkpoint.crash_count,
         restores=1 if has_advanced else checkpoint.restores + 1,
         restored_at=checkpoint.reached,
         identity=checkpoint.identity,

@@ -194,10 +194,9 @@ class Dispatcher:
         """Submit a client's requests, one for each choice, to a worker, or queue them: all or none.
 
         While the context is open, the flights collect the output. Leaving it closes the flights and cancels
-        unfinished ones at their worker. Raises `RequestError` if the worker is full or unreachable, the
-        prompt is certainly too long for it, or the request is quarantined.
+        unfinished ones at their worker. Raises `RequestError` if the worker is full or unreachable, or the
+        prompt is certainly too long for it.
         """
-        self.failover.crash_attribution.check(requests, found.model)
         if isinstance(found, UnloadedModel) or not self._is_there(found):
             # It was drained or lost, or a worker has connected since then; another one may serve the model.
             found = self.find(found.model)
@@ -214,6 +213,8 @@ class Dispatcher:
             self.admission.check(self.present(found), found.ready, requests)
         now = self._clock()
         flights = [self.flights.open(request, found.model, now, media) for request in requests]
+        for flight in flights:
+            flight.group = flights[0].id
         assigned = False
         try:
             self.failover.submit(flights, found if isinstance(found, Worker) else None)
@@ -231,9 +232,9 @@ class Dispatcher:
         """Put the unfinished flights of one request back, as `submit` opened them in an earlier gateway.
 
         `elapsed_s`: seconds since the checkpoints were taken. The flights were admitted, so they are not
-        refused now: they wait for a worker like flights that have lost theirs, and those that are quarantined
-        fail. The context is that of `submit`. Raises `RequestError` if there are `RESTORED_FLIGHTS_MAX`
-        flights, which have to end first, and `ValueError` if one of them is open already.
+        refused now: they wait for a worker like flights that have lost theirs. The context is that of
+        `submit`. Raises `RequestError` if there are `RESTORED_FLIGHTS_MAX` flights, which have to end first,
+        and `ValueError` if one of them is open already.
         """
         if self._is_drained:
             raise RequestError(Code.SHUTTING_DOWN, retry_after_s=2.0)
@@ -243,9 +244,10 @@ class Dispatcher:
         try:
             for checkpoint in checkpoints:
                 flight = flight_of(checkpoint, media, self._clock(), elapsed_s, self.incarnation)
+                flight.group = checkpoints[0].request.id
                 self.flights.restore(flight)
                 flights.append(flight)
-                self.failover.on_restored(flight, checkpoint.crashes, elapsed_s)
+                self.failover.counts["restored"] += 1
             self.failover.place()
             self.catalogue.update()
             yield flights
@@ -254,8 +256,7 @@ class Dispatcher:
 
     def checkpoint(self, flight: Flight) -> Checkpoint:
         """Return the checkpoint of an unfinished flight."""
-        crashes = self.failover.crash_attribution.records(flight)
-        return checkpoint_of(flight, crashes, self._clock())
+        return checkpoint_of(flight, self._clock())
 
     def _close(self, flights: Sequence[Flight], *, counted: bool = True) -> None:
         for flight in flights:

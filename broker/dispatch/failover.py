@@ -1,8 +1,12 @@
 """Failover: dispatch flights to workers, and to the next one when a worker is lost. Pure.
 
 A flight whose worker was lost keeps its tokens, waits, and continues on the next eligible worker of its model
-(`placement`). `quarantine` attributes crashes to requests. A flight fails when no worker has made a step of
-its model for too long.
+(`placement`). It fails when no worker has made a step of its model for too long.
+
+A flight that was on a worker that crashed is a suspect until it has made progress, and is tried alone. The
+crash of a worker that has a suspect counts for its flights without progress, any other crash for all of them;
+at `CRASHES_MAX` crashes a flight fails. So a request that crashes its worker, in prefill or at any token,
+does so three times: once among others, twice alone.
 """
 
 from __future__ import annotations
@@ -14,15 +18,6 @@ from collections.abc import Callable, Sequence
 from broker.dispatch.fleet import Fleet, Worker
 from broker.dispatch.flight import Flight, Flights
 from broker.dispatch.placement import PlacementTarget, placements
-from broker.dispatch.quarantine import (
-    QUARANTINE_GRACE_S,
-    QUARANTINED_MESSAGE,
-    STABLE_S,
-    CrashAttribution,
-    CrashRecord,
-    RetryClass,
-    fingerprint_of,
-)
 from broker.dispatch.routing import Routing, WorkerLoad
 from protocol.errors import Code, RequestError, adapter_not_found
 from protocol.log_context import about
@@ -32,6 +27,8 @@ from protocol.wire import WireError
 
 log = logging.getLogger(__name__)
 
+CRASHES_MAX = 3
+CRASHED = f"This request has crashed its worker {CRASHES_MAX} times."
 RESENDS_MAX = 8
 """Maximum resends of a flight in a row, without a token in between, because messages were lost."""
 WAIT_S_MAX = 900.0
@@ -60,7 +57,6 @@ class Failover:
         routing: Routing | None = None,
     ) -> None:
         """`timeout_s`: longest wait after a worker was lost. `load_timeout_s`: the same for new flights."""
-        self.crash_attribution = CrashAttribution(clock)
         self.routing = routing or Routing(clock)
         self.counts: Counter[str] = Counter()
         """Counts of flights that lost their worker or were starved, and of resumed ones."""
@@ -73,18 +69,14 @@ class Failover:
         self._clock = clock
         self._timeout_s = timeout_s
         self._load_timeout_s = load_timeout_s
-        self._stable_since: dict[str, float] = {}
-        """Models with a serving worker: time since when one serves without the loss of another."""
 
     # --- dispatch ---
 
     def load(self, worker: Worker) -> tuple[bool, int]:
         """Return whether new flights must wait for crash suspects, and the worker's number of flights."""
-        assigned, retry_class = self._flights.assigned(worker.incarnation), self.crash_attribution.retry_class
-        tries = any(retry_class(flight) is RetryClass.ISOLATE for flight in assigned)
-        waiting = self._flights.waiting(worker.model)
-        waits = tries or any(retry_class(f) in (RetryClass.SUSPECT, RetryClass.ISOLATE) for f in waiting)
-        return waits, len(assigned)
+        assigned, waiting = self._flights.assigned(worker.incarnation), self._flights.waiting(worker.model)
+        tries = any(flight.is_suspect for flight in assigned)
+        return tries or any(flight.is_suspect for flight in waiting), len(assigned)
 
     def choose_replica(self, found: Worker, request: Request, has_room: Callable[[Worker], bool]) -> Worker:
         """Choose the worker for a new request among those equivalent to `found`."""
@@ -117,10 +109,7 @@ class Failover:
         gone = worker is not None and self._fleet.get(worker.incarnation) is not worker
         if gone or (worker is not None and not worker.serves):
             raise RequestError(Code.WORKER_UNAVAILABLE, retry_after_s=1.0)
-        for flight in flights:
-            flight.suspect = self.crash_attribution.crashes(flight) > 0
-        has_suspects = any(flight.suspect for flight in flights)
-        if worker is None or has_suspects or self.load(worker)[0] or not _has_adapter(worker, flights):
+        if worker is None or self.load(worker)[0] or not _has_adapter(worker, flights):
             self.place()
             return
         for flight in flights:
@@ -160,9 +149,7 @@ class Failover:
         targets = [
             target for model in {flight.model for flight in waiting} for target in self._targets(model)
         ]
-        for flight, target in placements(
-            waiting, targets, self.crash_attribution.retry_class, self.routing.pick
-        ):
+        for flight, target in placements(waiting, targets, self.routing.pick):
             try:
                 sent = self._dispatch(flight, target.worker)
             except WireError as error:
@@ -177,15 +164,9 @@ class Failover:
         self._fail_unservable()
 
     def _targets(self, model: str) -> list[PlacementTarget]:
-        is_stable = self._stable_s(model) >= STABLE_S
         serving = [worker for worker in self._fleet if worker.serves and worker.model == model]
         return [
-            PlacementTarget.of(
-                worker_load,
-                self._flights.assigned(worker_load.worker.incarnation),
-                self.crash_attribution.retry_class,
-                is_stable=is_stable,
-            )
+            PlacementTarget.of(worker_load, self._flights.assigned(worker_load.worker.incarnation))
             for worker_load in self._worker_loads(serving)
         ]
 
@@ -198,13 +179,6 @@ class Failover:
             elif serving and not any(_may_get_adapter(worker, flight) for worker in serving):
                 flight.fail(Code.ADAPTER_NOT_FOUND, adapter_not_found(flight.model, flight.adapter).message)
 
-    def on_restored(self, flight: Flight, crashes: Sequence[CrashRecord], elapsed_s: float) -> None:
-        """Note a flight that was restored from a checkpoint, with the crashes that it may have caused."""
-        self.counts["restored"] += 1
-        self.crash_attribution.restore(flight, crashes, elapsed_s)
-        if self.crash_attribution.is_quarantined(flight):
-            flight.fail(Code.WORKER_CRASHED, QUARANTINED_MESSAGE)
-
     # --- cancellation and lost workers ---
 
     def cancel(self, flight: Flight) -> None:
@@ -216,15 +190,35 @@ class Failover:
         """Release the flights of a lost worker. `died`: it crashed, and one of them may be the cause."""
         assigned = self._flights.assigned(worker.incarnation)
         self.counts["grounded"] += len(assigned)
-        self._stable_since.pop(worker.model, None)
         if died and worker.ready is not None:
-            self.crash_attribution.on_crash(worker.incarnation, worker.model, assigned)
+            self._count_crash(worker.incarnation, assigned)
         for flight in assigned:
             self._flights.leave(flight, self._clock(), may_return=True)
 
+    def _count_crash(self, worker: str, assigned: Sequence[Flight]) -> None:
+        """Count a crash for the flights that may be its cause, and fail requests at the limit."""
+        has_suspects = any(flight.is_suspect for flight in assigned)
+        for flight in assigned:
+            if not (has_suspects and flight.proven):
+                flight.crash_count += 1
+                flight.crashed_on = worker
+        failing = {flight.group for flight in assigned if flight.crash_count >= CRASHES_MAX}
+        for flight in self._flights:
+            if flight.group in failing and flight.fail(Code.WORKER_CRASHED, CRASHED):
+                log.error("%s fails: %s", flight.id, CRASHED, extra=about(flight.id))
+                if flight not in assigned:
+                    self.cancel(flight)
+
+    def _withdraw_crash(self, worker: str) -> None:
+        """Take back the crash of a worker that has come back."""
+        for flight in self._flights:
+            if flight.crashed_on == worker:
+                flight.crash_count -= 1
+                flight.crashed_on = ""
+
     def adopt(self, worker: Worker, rows: Sequence[OrphanedRow]) -> None:
         """Go on with the attempts that a connecting worker still has; it ends its other rows."""
-        self.crash_attribution.withdraw(worker.incarnation)
+        self._withdraw_crash(worker.incarnation)
         left = {row.id: row for row in rows}
         known = [
             (flight, left.get(flight.former.id))
@@ -246,7 +240,7 @@ class Failover:
 
     def on_worker_recovered(self, worker: Worker) -> None:
         """Withdraw the crash of a silent worker that has come back."""
-        self.crash_attribution.withdraw(worker.incarnation)
+        self._withdraw_crash(worker.incarnation)
 
     def resend(self, flight: Flight, why: str) -> None:
         """Resend a flight that has lost a message: a new attempt continues after the client's last token."""
@@ -289,57 +283,22 @@ class Failover:
     def on_progress(self, flight: Flight) -> None:
         """Clear a crash suspect that has made progress."""
         if flight.proven:
-            self.crash_attribution.clear(flight)
-
-    def ended(self, flight: Flight) -> None:
-        """Clear a crash suspect whose worker has reported its end, and so survived it."""
-        if flight.suspect:
-            self.crash_attribution.clear(flight)
+            flight.crash_count, flight.crashed_on = 0, ""
 
     # --- the clock ---
 
     def sweep(self) -> None:
-        """Fail flights that waited too long, and quarantine requests. Call this periodically."""
-        for worker in self._fleet:
-            if worker.serves:
-                self._stable_since.setdefault(worker.model, self._clock())
+        """Fail flights that waited too long. Call this periodically."""
         self.place()
-        self._judge()
         self._give_up()
 
-    def _stable_s(self, model: str) -> float:
-        return self._clock() - self._stable_since.get(model, self._clock())
-
-    def _judge(self) -> None:
-        """Quarantine held requests once a worker has survived without them for long enough."""
-        held = [
-            f
-            for f in self._flights.waiting()
-            if self.crash_attribution.retry_class(f) is RetryClass.QUARANTINED
-        ]
-        quarantined = {
-            fingerprint_of(flight) for flight in held if self._stable_s(flight.model) >= QUARANTINE_GRACE_S
-        }
-        for flight in held:
-            if fingerprint_of(flight) in quarantined:
-                log.error(
-                    "%s has crashed its worker repeatedly and is quarantined",
-                    flight.id,
-                    extra=about(flight.id),
-                )
-                self.crash_attribution.quarantine(flight)
-                flight.fail(Code.WORKER_CRASHED, QUARANTINED_MESSAGE)
-
     def _give_up(self) -> None:
-        """Fail flights that wait too long, for the quarantine decision or for a step of their model."""
+        """Fail flights that wait too long for a step of their model."""
         now = self._clock()
         loaded = {worker.model for worker in self._fleet if worker.fit}
         for flight in self._flights.waiting():
-            since = flight.waiting_since
-            if self.crash_attribution.retry_class(flight) is not RetryClass.QUARANTINED:
-                model = self._fleet.models.get(flight.model)  # None: a restored flight's model is gone
-                since = max(since, model.advanced_at if model else since)
-            waited_s = now - since
+            model = self._fleet.models.get(flight.model)  # None: a restored flight's model is gone
+            waited_s = now - max(flight.waiting_since, model.advanced_at if model else 0.0)
             if not flight.was_placed and flight.model not in loaded:
                 if waited_s > self._load_timeout_s:
                     message = f"The model `{flight.model}` was not ready within {self._load_timeout_s:g} s."
@@ -388,7 +347,7 @@ def _may_finish(worker: Worker, flight: Flight) -> bool:
 def listed(assigned: Sequence[Flight]) -> str:
     """Format a worker's flights for the log: number of tokens of each, and crash suspects."""
     named = [
-        f"{f.id} ({len(f.tokens)} tokens{', suspect' if f.suspect else ''})" for f in assigned[:_NAMED_MAX]
+        f"{f.id} ({len(f.tokens)} tokens{', suspect' if f.is_suspect else ''})" for f in assigned[:_NAMED_MAX]
     ]
     names = f": {', '.join(named)}" if named else ""
     more = f" and {len(assigned) - _NAMED_MAX} more" if len(assigned) > _NAMED_MAX else ""

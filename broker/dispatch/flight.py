@@ -100,11 +100,10 @@ class Flight:
     `prompt_tokens`: 0 or an estimate until a worker has counted them. `resends`: resends in a row, without a
     token in between, because messages were lost. `answered`: indices of the texts whose vectors have arrived.
     `starved_by`: the worker that has made no progress with it since its last token, although it ran.
-    `suspect`: it was on a worker that crashed. `fingerprint` of the request and `prefix_hashes` (prefix
-    hashes) of the prompt are computed on first use. `identity`, `plan`: of the model and worker of the last
-    attempt; `model` is only the requested name. `continued_by`: the last plan that continued another one's
-    answer. `relaxed`: keywords of its JSON schema that the answer may violate. `key`: name of the API key
-    that sent it; empty without keys. `phases`: each with its start: `queued`, then for each attempt
+    `prefix_hashes` of the prompt are computed on first use. `identity`, `plan`: of the model and worker of
+    the last attempt; `model` is only the requested name. `continued_by`: the last plan that continued another
+    one's answer. `relaxed`: keywords of its JSON schema that the answer may violate. `key`: name of the API
+    key that sent it; empty without keys. `phases`: each with its start: `queued`, then for each attempt
     `preparing`, `waiting`, `prefill` and `decode`; `paused` between two. `epoch`: of a flight that was
     restored from a checkpoint, a name of the gateway that did; empty: it was opened here. `restores`:
     restorations since it had reached `restored_at`.
@@ -121,8 +120,6 @@ class Flight:
     attempts: int = 0
     resends: int = 0
     starved_by: str = ""
-    suspect: bool = False
-    fingerprint: bytes = b""
     prefix_hashes: PrefixHashes | None = None
     identity: str = ""
     plan: str = ""
@@ -143,6 +140,12 @@ class Flight:
     """Time since when its client has to read before more can be sent; None if it need not."""
     pending_excess: int = 0
     """Additional count of pending deltas, for large ones."""
+    group: str = ""
+    """Names the request of its client, which has a flight for each choice."""
+    crash_count: int = 0
+    """Crashes of workers that it was on, since its last progress."""
+    crashed_on: str = ""
+    """The worker whose crash was counted last."""
     is_long: bool = False
     """Whether its length has been logged."""
     epoch: str = ""
@@ -176,6 +179,11 @@ class Flight:
         return isinstance(self.request, Generate) and self.request.max_tokens is None
 
     @property
+    def is_suspect(self) -> bool:
+        """Whether it may be the cause of a crash."""
+        return self.crash_count > 0
+
+    @property
     def proven(self) -> bool:
         """Whether the present attempt has passed the point where the previous one ended."""
         return self.attempt is not None and self.attempt.deltas + self.attempt.scored >= PROVEN_PIECES
@@ -184,11 +192,6 @@ class Flight:
     def progress(self) -> int:
         """Number of tokens, or of answered texts."""
         return len(self.tokens) + len(self.answered)
-
-    @property
-    def reached(self) -> int:
-        """`progress` plus the prompt tokens with logprobs."""
-        return self.scored + self.progress
 
     @property
     def is_scored(self) -> bool:
@@ -201,7 +204,7 @@ class Flight:
     @property
     def has_begun(self) -> bool:
         """Whether any output or prompt logprobs have arrived."""
-        return self.reached > 0
+        return self.scored + self.progress > 0
 
     @property
     def adapter(self) -> str:

@@ -89,10 +89,8 @@ class WorkerMessages:
                 self._dropped["gap"] += 1
                 self._failover.resend(flight, f"its end arrived after only {flight.progress} tokens")
             case _:
-                if flight.end(message):
-                    self._failover.ended(flight)
-                    if isinstance(message, Finished):
-                        self._finished(worker, flight, message)
+                if flight.end(message) and isinstance(message, Finished):
+                    self._finished(worker, flight, message)
 
     def _finished(self, worker: Worker, flight: Flight, message: Finished) -> None:
         self._failover.routing.finished(flight, worker, message)
@@ -108,7 +106,7 @@ class WorkerMessages:
             return
         match flight.score(message, self._clock()):
             case DeltaResult.TAKEN:
-                if flight.suspect:
+                if flight.is_suspect:
                     self._failover.on_progress(flight)
             case DeltaResult.DUPLICATE:
                 self._dropped["double"] += 1
@@ -123,7 +121,7 @@ class WorkerMessages:
             return
         match flight.encode(message, self._clock()):
             case DeltaResult.TAKEN:
-                if flight.suspect:
+                if flight.is_suspect:
                     self._failover.on_progress(flight)
             case DeltaResult.DUPLICATE:
                 self._dropped["double"] += 1
@@ -152,7 +150,7 @@ class WorkerMessages:
                 flight.enter("decode", now)
                 if flight.attempts == 1:
                     self._traffic.began(flight, now)
-            if flight.suspect:
+            if flight.is_suspect:
                 self._failover.on_progress(flight)
         if taken:
             self._traffic.stepped(worker, now, pieces=taken, first_tokens=first_tokens, tokens=tokens)

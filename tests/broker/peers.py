@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from broker.dispatch.quarantine import RetryClass, fingerprint_of
+from broker.dispatch.failover import CRASHES_MAX
 from protocol.messages import (
     Accepted,
     Adopt,
@@ -207,13 +207,11 @@ class SimulatedLine(Line):
 
     def _check_company(self, peer: str, message: Generate) -> None:
         """Assert that a worker gets requests of its model, and one to be isolated alone."""
-        flights, retry_class = self.dispatcher.flights, self.dispatcher.failover.crash_attribution.retry_class
+        flights = self.dispatcher.flights
         flight = flights.find(message.id, peer)
         assert flight is not None
         assert flight.model == self.peers[peer].model
-        assert retry_class(flight) is not RetryClass.QUARANTINED
-        others = [other for other in flights.assigned(peer) if other is not flight]
-        if retry_class(flight) is RetryClass.ISOLATE and fingerprint_of(flight) not in map(
-            fingerprint_of, others
-        ):
+        assert flight.crash_count < CRASHES_MAX
+        if flight.is_suspect:
+            others = [other for other in flights.assigned(peer) if other.group != flight.group]
             assert all(other.proven for other in others)

@@ -4,8 +4,9 @@ The system has a gateway and one worker at a time. Clients send request after re
 or seeded, with one choice or two, half of them with images, reasoning, tool calls or structured output. Every
 answer must equal that of an undisturbed run. While no worker is ready, clients are refused and retry.
 
-`--life`: the maximum time between kills. A request that takes longer than three such periods is quarantined
-as the cause of the crashes. `--model`: scripted, or embedded, which uses the real engine.
+`--life`: the maximum time between kills. After every second one each client gets an answer first: a request
+without progress fails at the third crash, as its cause. `--model`: scripted, or embedded, which uses the real
+engine.
 """
 
 from __future__ import annotations
@@ -72,6 +73,11 @@ class Asker(threading.Thread):
             client.run()
             self._judge(question, client)
 
+    @property
+    def judged(self) -> int:
+        """Number of answers, right or wrong."""
+        return self.outcome.answers + len(self.outcome.wrong)
+
     def _judge(self, question: Question, client: Client) -> None:
         outcome = self.outcome
         try:
@@ -93,19 +99,29 @@ class Asker(threading.Thread):
 @contextlib.contextmanager
 def asking(
     url: str, dice: random.Random, clients: int, total: Outcome, source: Source = of_the_scripted
-) -> Iterator[None]:
+) -> Iterator[list[Asker]]:
     """Run clients until exit, and then add their outcomes to `total`."""
     over = threading.Event()
     askers = [Asker(url, random.Random(dice.random()), over, source) for _ in range(clients)]
     for asker in askers:
         asker.start()
     try:
-        yield
+        yield askers
     finally:
         over.set()
         for asker in askers:
             asker.join()
             total.add(asker.outcome)
+
+
+def await_answers(askers: list[Asker]) -> None:
+    """Wait until each client has another answer."""
+    before = [asker.judged for asker in askers]
+    eventually(
+        lambda: all(asker.judged > number for asker, number in zip(askers, before, strict=True)),
+        within_s=120,
+        what="each client has an answer",
+    )
 
 
 def start(system: System, model: str) -> Process:
@@ -134,8 +150,10 @@ def run(
     dice, total = random.Random(seed), Outcome()
     worker = start(system, model)
     source = of_the_scripted if model == "scripted" else of_the_embedded(system.url, seed, known)
-    with asking(system.url, dice, clients, total, source):
-        for _ in range(kills):
+    with asking(system.url, dice, clients, total, source) as askers:
+        for number in range(kills):
+            if number and number % 2 == 0:
+                await_answers(askers)
             time.sleep(dice.uniform(0, life_s))
             worker.kill()
             worker.wait()

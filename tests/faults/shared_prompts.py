@@ -50,7 +50,7 @@ BOUND_S = 900.0
 LIFE_S_MAX = 4.0
 AGAIN_SHARE = 0.25
 """Share of rounds in which the next worker is killed too, under the same streams. A third kill must not hit
-them: a request present at three crashes is quarantined."""
+them: a request without progress fails at the third crash."""
 REUSED_TOKENS_MIN = 256
 LOG_ERROR = re.compile(r"^.* error: .*$|^Traceback.*$|^.*stored prefix .* cannot be .*$", re.MULTILINE)
 LOG_CHARACTERS = 20_000

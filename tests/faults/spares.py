@@ -20,7 +20,7 @@ from typing import NamedTuple
 import httpx
 import psutil
 
-from tests.faults.failover import FLAGS, Outcome, asking
+from tests.faults.failover import FLAGS, Asker, Outcome, asking, await_answers
 from tests.faults.runner import run_program
 from tests.faults.several import Scripted, Several, several
 from tests.system import eventually
@@ -77,16 +77,18 @@ class Siege:
         watcher = threading.Thread(target=self._watch)
         watcher.start()
         try:
-            with asking(self._served.url, self._dice, CLIENTS, self.outcome):
-                self._kill_all(kills, warm)
+            with asking(self._served.url, self._dice, CLIENTS, self.outcome) as askers:
+                self._kill_all(askers, kills, warm)
         finally:
             self._over.set()
             watcher.join()
         self._settle(self._warm)
         return self.outcome
 
-    def _kill_all(self, kills: int, warm: int) -> None:
+    def _kill_all(self, askers: list[Asker], kills: int, warm: int) -> None:
         for number in range(warm + kills):
+            if number and number % 2 == 0:
+                await_answers(askers)
             if number == warm:
                 self._warm = self._settle()
             # Some are killed while they start, most when a worker is ready, so that clients get answers.

@@ -52,7 +52,7 @@ class Recording:
         AnswerRecorder(self, self.answer, told, self._checkpoint, lambda: "fp", lambda: self.now).begin({})
 
     def _checkpoint(self, flight: Flight) -> Checkpoint:
-        return checkpoint_of(flight, (), self.now)
+        return checkpoint_of(flight, self.now)
 
     def add(self, operation: Operation, nbytes: int = 0) -> int:
         if self.disk_fails:

@@ -250,4 +250,4 @@ def test_draining_worker_finishes_its_requests_and_gets_no_new_ones(line: Line) 
     assert len(assigned.tokens) > 0
     line.say("w1", Goodbye(incarnation="w1", reason="out of time"))
     assert line.attempts_sent_to("w2") == ["a~2"]
-    assert not assigned.suspect
+    assert not assigned.is_suspect

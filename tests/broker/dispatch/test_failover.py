@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from msgspec.structs import replace
 
-from broker.dispatch.failover import RESENDS_MAX
+from broker.dispatch.failover import CRASHED, CRASHES_MAX, RESENDS_MAX
 from broker.dispatch.flight import PROVEN_PIECES, Flight
-from broker.dispatch.quarantine import (
-    CRASHES_MAX,
-    CRASHES_REMEMBERED_MAX,
-    QUARANTINE_GRACE_S,
-    REMEMBERED_MAX,
-    REMEMBERED_S,
-    STABLE_S,
-    fingerprint,
-)
 from broker.dispatch.worker_messages import MISSED_HEARTBEATS_MAX
 from protocol.errors import Code
-from protocol.messages import Finished, Generate, Goodbye, PromptLogprobs
-from protocol.types import Media, PromptToken, RequestStatus, Sampling, TokenizeOptions
-from tests.broker.dispatcher_line import FAILOVER_S, SILENT_S, Line, cancel, code_of, refusal, text_of
-from tests.factories import accepted, events, finished, request, reused
+from protocol.messages import Failed, Finished, Generate, PromptLogprobs
+from protocol.types import BATCH_PRIORITY, Media, PromptToken, RequestStatus, Sampling, TokenizeOptions
+from tests.broker.dispatcher_line import FAILOVER_S, SILENT_S, Line, cancel, code_of, text_of
+from tests.factories import accepted, events, failed, finished, request, reused
 
-SWEEP_S = 0.25
 TEXTS = ["x"] * PROVEN_PIECES
 
 
@@ -103,7 +91,7 @@ def test_the_wait_is_counted_from_the_last_sign_that_somebody_is_at_work(sign: s
     assert [code_of(flight) for flight in flights] == [first, Code.WORKER_UNAVAILABLE]
 
 
-# --- quarantine --------------------------------------------------------------------------------------
+# --- requests that crash their worker ----------------------------------------------------------------
 
 
 def die(line: Line, worker: str, successor: str, rows: int = 64) -> list[str]:
@@ -113,98 +101,58 @@ def die(line: Line, worker: str, successor: str, rows: int = 64) -> list[str]:
     return line.attempts_sent_to(successor)
 
 
-def live(line: Line, worker: str, seconds: float) -> None:
-    """Let a worker run for `seconds`, with heartbeats that name its requests."""
-    for _ in range(math.ceil(seconds / SWEEP_S)):
-        line.clock.now += SWEEP_S
-        held = line.dispatcher.flights.attempts(worker)
-        line.beat(worker, running=len(held), rows=[row(id) for id in held])
-        line.dispatcher.sweep()
-
-
 def prove(line: Line, worker: str, *attempts: str) -> None:
     for attempt in attempts:
         line.say(worker, events(worker, attempt, *TEXTS))
 
 
-def deaths_of(line: Line, flight: Flight) -> int:
-    return line.dispatcher.failover.crash_attribution.crashes(flight)
-
-
-def test_all_aboard_at_a_death_go_back_together_as_far_as_there_are_rows(line: Line) -> None:
+def test_all_aboard_at_a_death_go_back_one_by_one_as_far_as_there_are_rows(line: Line) -> None:
     line.serving("w1")
-    submit(line, "a", "b", "c", "d")
+    submit(line, "a", "b", "c")
     prove(line, "w1", "a")
-    assert die(line, "w1", "w2", rows=3) == ["a~2", "b~2", "c~2"]
-    prove(line, "w2", "a~2", "b~2", "c~2")
+    assert die(line, "w1", "w2", rows=2) == ["a~2"]
+    submit(line, "new")
     assert line.attempts_sent_to("w2") == []
+    prove(line, "w2", "a~2")
+    assert line.attempts_sent_to("w2") == ["b~2"]
+    prove(line, "w2", "b~2")
+    assert line.attempts_sent_to("w2") == []  # no row is free
     line.say("w2", finished("w2", "b~2", 2))
-    assert line.attempts_sent_to("w2") == ["d~2"]
+    assert line.attempts_sent_to("w2") == ["c~2"]
+    line.say("w2", failed("w2", "c~2"))
+    assert line.attempts_sent_to("w2") == ["new"]
 
 
-def kill_thrice(line: Line) -> tuple[Flight, Flight]:
-    """Let one of two requests kill its worker three times, until it is not dispatched any more."""
+def test_a_request_fails_at_its_third_death_and_none_beside_it(line: Line) -> None:
     line.serving("w1")
-    poison, other = submit(line, "poison", "other")
-    assert die(line, "w1", "w2") == ["poison~2", "other~2"]
+    other, poison = submit(line, "other", "poison")
+    assert die(line, "w1", "w2") == ["other~2"]
     prove(line, "w2", "other~2")
+    assert line.attempts_sent_to("w2") == ["poison~2"]
     assert die(line, "w2", "w3") == ["other~3"]
     prove(line, "w3", "other~3")
-    live(line, "w3", STABLE_S + SWEEP_S)
     assert line.attempts_sent_to("w3") == ["poison~3"]
     assert die(line, "w3", "w4") == ["other~4"]
-    prove(line, "w4", "other~4")
-    return poison, other
-
-
-def test_a_request_that_may_have_caused_three_deaths_is_guilty_and_refused_for_ten_minutes(
-    line: Line,
-) -> None:
-    poison, other = kill_thrice(line)
-    equal = line.submit(replace(distinct("poison"), id="equal"))  # which awaits the same verdict
-    submit(line, "new")
-    assert line.attempts_sent_to("w4") == ["new"]
-    live(line, "w4", QUARANTINE_GRACE_S)
-    assert poison.terminal is None
-    live(line, "w4", SWEEP_S)
-    assert [code_of(flight) for flight in (poison, equal)] == [Code.WORKER_CRASHED] * 2
-    assert line.attempts_sent_to("w4") == []
+    assert isinstance(poison.terminal, Failed)
+    assert (poison.terminal.code, poison.terminal.message) == (Code.WORKER_CRASHED, CRASHED)
     line.say("w4", finished("w4", "other~4"))
     assert isinstance(other.terminal, Finished)
 
-    again = replace(distinct("poison"), id="again", sampling=replace(request("a").sampling, seed=2))
-    worker = line.dispatcher.find("m")
-    assert refusal(line.dispatcher.submit(worker, [again], ()).__enter__).code is Code.WORKER_CRASHED
-    assert line.attempts_sent_to("w4") == []
-    line.clock.now += REMEMBERED_S
-    line.beat("w4")
-    with line.dispatcher.submit(worker, [again], ()):
-        assert line.attempts_sent_to("w4") == ["again"]
 
-
-def test_a_death_without_it_saves_one_that_awaits_its_verdict(line: Line) -> None:
-    suspect, _ = kill_thrice(line)
-    live(line, "w4", QUARANTINE_GRACE_S - 1)
-    assert die(line, "w4", "w5") == ["other~5"]
-    line.say("w5", finished("w5", "other~5"))
-    live(line, "w5", QUARANTINE_GRACE_S - 1)
-    assert line.attempts_sent_to("w5") == ["poison~4"]
-    prove(line, "w5", "poison~4")
-    assert (suspect.terminal, deaths_of(line, suspect)) == (None, 0)
-
-
-def test_request_awaiting_isolated_retry_times_out(line: Line) -> None:
-    poison, _ = kill_thrice(line)
-    since = line.clock.now
-    number = 4
-    while poison.terminal is None:  # workers are replaced again and again, with Goodbye
-        line.say(f"w{number}", Goodbye(incarnation=f"w{number}", reason="asked to stop"))
-        number += 1
-        line.serving(f"w{number}", rows=64)
-        line.say(f"w{number}", events(f"w{number}", f"other~{number}", *TEXTS))
-        live(line, f"w{number}", QUARANTINE_GRACE_S - 1)
-    assert code_of(poison) == Code.WORKER_UNAVAILABLE
-    assert FAILOVER_S < line.clock.now - since < FAILOVER_S + QUARANTINE_GRACE_S
+def test_a_line_of_a_batch_is_tried_without_others_and_keeps_none_waiting(line: Line) -> None:
+    line.serving("w1")
+    first = line.submit(distinct("first"))
+    line.submit(replace(distinct("line"), priority=BATCH_PRIORITY))
+    assert die(line, "w1", "w2") == ["first~2"]
+    prove(line, "w2", "first~2")
+    submit(line, "new")
+    line.submit(replace(distinct("next"), priority=BATCH_PRIORITY))
+    assert line.attempts_sent_to("w2") == ["new"]
+    line.say("w2", finished("w2", "first~2"), finished("w2", "new"))
+    assert isinstance(first.terminal, Finished)
+    assert line.attempts_sent_to("w2") == ["line~2"]
+    prove(line, "w2", "line~2")
+    assert line.attempts_sent_to("w2") == ["next"]
 
 
 def test_of_two_that_kill_both_are_found(line: Line) -> None:
@@ -212,12 +160,10 @@ def test_of_two_that_kill_both_are_found(line: Line) -> None:
     both = submit(line, "a", "b")
     crashes = 0
     while any(flight.terminal is None for flight in both):
-        if line.dispatcher.flights.assigned(f"w{crashes}"):
-            crashes += 1
-            die(line, f"w{crashes - 1}", f"w{crashes}")
-        live(line, f"w{crashes}", SWEEP_S)
+        crashes += 1
+        die(line, f"w{crashes - 1}", f"w{crashes}")
     assert [code_of(flight) for flight in both] == [Code.WORKER_CRASHED] * 2
-    assert crashes == 6
+    assert crashes == 2 * CRASHES_MAX - 1
 
 
 def test_the_death_of_a_worker_that_wakes_is_withdrawn_and_one_that_is_gone_has_died_once(line: Line) -> None:
@@ -229,43 +175,15 @@ def test_the_death_of_a_worker_that_wakes_is_withdrawn_and_one_that_is_gone_has_
     for _ in range(3):
         line.clock.now += SILENT_S + 1
         line.dispatcher.sweep()
-        assert deaths_of(line, flight) == 2
+        assert flight.crash_count == 2
         line.beat("w2")
-        assert deaths_of(line, flight) == 1
+        assert flight.crash_count == 1
     assert flight.terminal is None
     assert flight.attempt is not None
     line.clock.now += SILENT_S + 1
     line.dispatcher.sweep()
     line.dispatcher.lost("w2")
-    assert deaths_of(line, flight) == len(line.dispatcher.failover.crash_attribution._crashes) == 2
-
-
-def test_deaths_and_verdicts_that_are_remembered_are_bounded(line: Line) -> None:
-    crash_attribution = line.dispatcher.failover.crash_attribution
-    line.serving("w", rows=10)
-    [flight] = submit(line, "a")
-    for number in range(2 * REMEMBERED_MAX):
-        flight.fingerprint = b"%d" % number
-        crash_attribution.on_crash(f"w{number}", "m", [flight])
-        crash_attribution.quarantine(flight)
-        crash_attribution.on_crash(f"x{number}", "m", [])
-    assert len(crash_attribution._quarantined) == REMEMBERED_MAX
-    assert len(crash_attribution._crashes) == CRASHES_REMEMBERED_MAX
-
-
-def test_a_fingerprint_is_of_what_is_asked_and_not_of_who_asks() -> None:
-    one = distinct("a")
-    same = replace(
-        one, id="b", incarnation="g2", client="c", resume=[1], sampling=replace(one.sampling, seed=9)
-    )
-    assert fingerprint(one, "m") == fingerprint(same, "m") != fingerprint(one, "another")
-    biased, warm = (
-        replace(one, sampling=replace(one.sampling, **fields))
-        for fields in ({"logit_bias": {7: 1.0, 3: 2.0}}, {"temperature": 1.0})
-    )
-    for other in (replace(one, prompt="b"), replace(one, max_tokens=3), biased, warm):
-        assert fingerprint(other, "m") not in (b"", fingerprint(one, "m"))
-    assert fingerprint(replace(one, prompt="\ud83d"), "m") == b""  # it cannot be encoded either
+    assert flight.crash_count == 2
 
 
 # --- lost messages -----------------------------------------------------------------------------------

@@ -210,7 +210,7 @@ def test_affinity_is_recorded_while_only_one_worker_is_connected() -> None:
     for _ in range(3):
         where(line, asked(f"other {_}", "something", "else", str(_)))
     assert ask(line, asked("a2", "x", "y", "z")) == "w1"
-    line.dispatcher.lost("w3")
+    line.dispatcher.lost("w3", died=False)
     line.clock.now += SHARED_S + 1
     remembered = len(line.dispatcher.failover.routing.affinity)
     ask(line, asked("b", "new words"))

@@ -60,7 +60,7 @@ def test_worker_that_starves_a_flight_twice_is_taken_out_and_ended() -> None:
     assert worker is not None
     assert worker.verdict is HealthState.STARVING
     assert line.killed[0] == ("w", 1)
-    assert (flight.attempt, flight.suspect) == (None, False)
+    assert (flight.attempt, flight.is_suspect) == (None, False)
     line.dispatcher.lost("w")
     line.serving("next")
     assert line.attempts_sent_to("next") == ["lost~3"]
