@@ -11,7 +11,7 @@ from protocol import logs
 from protocol.settings import Size, public_name
 from protocol.state_folder import DEFAULT_HOST, DEFAULT_PORT, server_name
 from protocol.types import PrefixSharing, RoutingMethod
-from protocol.wire import MEDIA_BYTES_MAX, MEDIA_FRAMES_MAX, MEDIA_PIXELS_MAX
+from protocol.wire import MEDIA_BYTES_MAX, MEDIA_FRAMES_MAX
 
 Port = Annotated[int, Meta(ge=1, le=65535, description="port for clients")]
 Seconds = Annotated[float, Meta(gt=0, le=86400)]
@@ -142,14 +142,6 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, rename=public_name):
     media_bytes_max: Annotated[
         int, Meta(ge=1024, le=MEDIA_BYTES_MAX, description="maximum size of an image or video file in bytes")
     ] = 16 * 2**20
-    media_pixels_max: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=MEDIA_PIXELS_MAX,
-            description="maximum pixels of an image; larger ones are rejected before they are decoded",
-        ),
-    ] = MEDIA_PIXELS_MAX
     image_pixels_max: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(description="pixels to which larger images are scaled down (default: the model's)"),

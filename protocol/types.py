@@ -56,7 +56,7 @@ class Media(Struct, frozen=True, kw_only=True, omit_defaults=True):
     Its bytes are the wire frame with index `frame`; a video given as images has `frames` wire frames from
     there on. `mime`: type detected from the bytes, `video/…` for a video file. `sha256`: hexadecimal hash of
     all frames in order. The image is scaled down to `pixels_max` pixels; None: the model's default. `param`:
-    its place in the client's request, for error messages. `pixels`: of all its frames as sent; 0: unknown."""
+    its place in the client's request, for error messages."""
 
     frame: Count
     frames: Count = 1
@@ -64,7 +64,6 @@ class Media(Struct, frozen=True, kw_only=True, omit_defaults=True):
     sha256: str
     pixels_max: Count | None = None
     param: str = ""
-    pixels: Count = 0
 
 
 class TokenLogprob(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

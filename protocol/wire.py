@@ -16,12 +16,6 @@ from protocol.messages import Generate, Message, ToGateway, ToWorker
 MESSAGE_BYTES_MAX = 64 * 2**20
 MEDIA_BYTES_MAX = 32 * 2**20
 MEDIA_FRAMES_MAX = 64
-MEDIA_PIXELS_MAX = 2**26
-"""Largest image in pixels (192 MiB when decoded to RGB); checked before it is sent."""
-DECODER_BYTES_MAX = 2**28
-"""Largest memory that the decoder of an image may take, by its header; its reduced copy has 64 MiB more."""
-REQUEST_PIXELS_MAX = 2**29
-"""Largest sum of pixels of one request's different images, which bounds the time to decode them."""
 
 Frames = Sequence[bytes]
 M = TypeVar("M")

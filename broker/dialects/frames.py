@@ -15,7 +15,7 @@ from broker.dialects.media_types import Frame, image_in, video_in
 from broker.dialects.parts import Attachment, Image, Video
 from protocol.errors import Code, RequestError
 from protocol.types import Capabilities, Media
-from protocol.wire import MEDIA_FRAMES_MAX, REQUEST_PIXELS_MAX
+from protocol.wire import MEDIA_FRAMES_MAX
 
 LOW_PIXELS_MAX = 512 * 512
 """Maximum pixels of an image with `detail: low`, as OpenAI documents."""
@@ -23,11 +23,10 @@ LOW_PIXELS_MAX = 512 * 512
 
 @dataclass(frozen=True, slots=True)
 class MediaLimits:
-    """Limits on media. `bytes_max`: of one frame. `pixels_max`: of an image as sent. `image_pixels_max`: size
-    to which images are reduced; None: the model's default. `video_frames_max`: of a video sent as images."""
+    """Limits on media. `bytes_max`: of one frame. `image_pixels_max`: size to which images are reduced; None:
+    the model's default. `video_frames_max`: of a video sent as images."""
 
     bytes_max: int
-    pixels_max: int
     image_pixels_max: int | None
     video_frames_max: int
 
@@ -93,7 +92,7 @@ def read(source: MediaSource, limits: MediaLimits, data: bytes | None = None) ->
         if data is None:
             data = read_data_url(source.url, bytes_max=limits.bytes_max)
         check_size(len(data), limits.bytes_max)
-        return video_in(data) if source.is_video else image_in(data, pixels_max=limits.pixels_max)
+        return video_in(data) if source.is_video else image_in(data)
     except MediaError as error:
         raise refused(source, error) from None
 
@@ -114,11 +113,7 @@ def is_fetched(source: MediaSource, *, fetching: bool) -> bool:
 def described(
     attachments: Sequence[Attachment], frames: Sequence[Sequence[Frame]], limits: MediaLimits
 ) -> list[Media]:
-    """Return each attachment's description for the worker. Their `frames` are sent one after another.
-
-    Raises `RequestError` if different images have more than `REQUEST_PIXELS_MAX` pixels in total.
-    """
-    _check_pixels(attachments, frames)
+    """Return each attachment's description for the worker. Their `frames` are sent one after another."""
     told: list[Media] = []
     place = 0
     for attachment, each in zip(attachments, frames, strict=True):
@@ -130,23 +125,10 @@ def described(
                 sha256=_digest(each),
                 pixels_max=_pixels_max(attachment, limits),
                 param=attachment.param,
-                pixels=sum(frame.pixels for frame in each),
             )
         )
         place += len(each)
     return told
-
-
-def _check_pixels(attachments: Sequence[Attachment], frames: Sequence[Sequence[Frame]]) -> None:
-    seen: dict[str, int] = {}
-    for attachment, each in zip(attachments, frames, strict=True):
-        seen |= {frame.sha256: frame.pixels for frame in each}
-        if (pixels := sum(seen.values())) > REQUEST_PIXELS_MAX:
-            message = (
-                f"The images of one request may have at most {REQUEST_PIXELS_MAX} pixels in total; "
-                f"up to this one there are {pixels}."
-            )
-            raise RequestError(Code.INVALID_REQUEST, message, param=attachment.param)
 
 
 def _digest(frames: Sequence[Frame]) -> str:

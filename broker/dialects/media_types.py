@@ -1,7 +1,6 @@
-"""Media type sniffing: the type and size of images and videos, without decoding.
+"""Media type sniffing: the type of images and videos by their first bytes, whatever a URL or a server claims.
 
-The type follows from the first bytes, whatever a URL or a server claims. Width and height are read from the
-header. Damage in the pixel data, such as a truncated file, is left for the worker to find.
+Everything else about a file, such as its size in pixels or damage, is left for the worker to find.
 """
 
 from __future__ import annotations
@@ -9,55 +8,33 @@ from __future__ import annotations
 from dataclasses import dataclass
 from hashlib import sha256
 
-from broker.dialects.image_headers import HeaderError, read_header
 from broker.dialects.media import MediaError
-from protocol.wire import DECODER_BYTES_MAX
 
 NOT_AN_IMAGE = "not an image of a supported type: png, jpeg, webp, gif or bmp"
 NOT_A_VIDEO = "not a video of a supported type: mp4, mov, webm, mkv or avi"
-BROKEN = "the image is broken: its header cannot be read"
-ANIMATED = "the image is animated; send its frames as a video, or send a single frame"
 
 _BMP_HEADER_BYTES = {12, 40, 52, 56, 64, 108, 124}
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Media for the worker: the sniffed type, the bytes, and their SHA-256 in hex. `pixels`: of an image; 0:
-    unknown."""
+    """Media for the worker: the sniffed type, the bytes, and their SHA-256 in hex."""
 
     mime: str
     data: bytes
     sha256: str
-    pixels: int = 0
 
 
-def image_in(data: bytes, *, pixels_max: int) -> Frame:
-    """Check a still image of at most `pixels_max` pixels. Raises MediaError."""
+def image_in(data: bytes) -> Frame:
+    """Identify the file of an image. Raises MediaError."""
     mime = sniff(data)
     if mime is None:
         raise MediaError(NOT_AN_IMAGE)
-    try:
-        header = read_header(mime, data)
-    except HeaderError:
-        raise MediaError(BROKEN) from None
-    pixels = header.width * header.height
-    if pixels > pixels_max:
-        size = f"{header.width} x {header.height}"
-        raise MediaError(f"the image has too many pixels: {size}, at most {pixels_max} are allowed")
-    if header.decoder_bytes > DECODER_BYTES_MAX:
-        largest = pixels * DECODER_BYTES_MAX // header.decoder_bytes
-        raise MediaError(
-            f"to decode {header.width} x {header.height} pixels of this kind takes too much memory, at most "
-            f"{largest} are allowed; a PNG or a baseline JPEG may have {pixels_max}"
-        )
-    if header.is_animated:
-        raise MediaError(ANIMATED)
-    return Frame(mime, data, sha256(data).hexdigest(), pixels)
+    return Frame(mime, data, sha256(data).hexdigest())
 
 
 def video_in(data: bytes) -> Frame:
-    """Check the file of a video. Raises MediaError."""
+    """Identify the file of a video. Raises MediaError."""
     mime = sniff_video(data)
     if mime is None:
         raise MediaError(NOT_A_VIDEO)

@@ -58,7 +58,6 @@ def limits_of(settings: GatewaySettings) -> MediaLimits:
     """Return the media limits of a gateway with these settings."""
     return MediaLimits(
         bytes_max=settings.media_bytes_max,
-        pixels_max=settings.media_pixels_max,
         image_pixels_max=settings.image_pixels_max,
         video_frames_max=settings.video_frames_max,
     )

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
-from io import BytesIO
 from typing import Any
 
-from PIL import Image
-
-from protocol.errors import Code, RequestError
 from protocol.types import Media
+from worker.models.media.images import open_image
 
 DIGITS = 8
 """Number of hexadecimal digits of the digest in a word."""
@@ -33,19 +30,10 @@ def word(media: Media, frames: Sequence[bytes]) -> str:
         raise ValueError(f"{media.param}: the bytes do not match the sha256")
     if not media.mime.startswith("video/"):
         for frame in frames:
-            _decode(frame, media.param)
+            open_image(frame, media)
     frames_told = f"*{media.frames}" if media.frames > 1 else ""
     pixels_told = f"/{media.pixels_max}" if media.pixels_max else ""
     return f"{media.mime.partition('/')[2]}{frames_told}:{digest[:DIGITS]}{pixels_told}"
-
-
-def _decode(data: bytes, param: str) -> None:
-    try:
-        with Image.open(BytesIO(data)) as image:
-            image.load()
-    except (OSError, SyntaxError, ValueError) as error:
-        message = "The image cannot be decoded."
-        raise RequestError(Code.INVALID_MEDIA, message, param=param) from error
 
 
 def _is_video(media: Media) -> bool:

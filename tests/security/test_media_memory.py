@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from broker.dialects.media import MediaError
-from broker.dialects.media_types import image_in
-from protocol.wire import MEDIA_PIXELS_MAX
+from protocol.errors import RequestError
+from protocol.types import Media
+from worker.models.media.images import open_image
 
 GROWTH_MIB_MAX = 400
 """What docs/security.md promises for an image, and a margin for what libraries keep."""
@@ -54,10 +54,10 @@ def test_the_largest_image_of_each_format_stays_within_the_promise(
 ) -> None:
     for name, width in (("largest", side), ("larger", side + 30)):
         Image.new(mode, (width, width)).save(tmp_path / name, kind, **options)
-    image_in((tmp_path / "largest").read_bytes(), pixels_max=MEDIA_PIXELS_MAX)
-    assert peak_mib(tmp_path / "largest", f"image/{kind.lower()}")[0] < GROWTH_MIB_MAX
-    with pytest.raises(MediaError, match=r"too many pixels|too much memory"):
-        image_in((tmp_path / "larger").read_bytes(), pixels_max=MEDIA_PIXELS_MAX)
+    mime = f"image/{kind.lower()}"
+    assert peak_mib(tmp_path / "largest", mime)[0] < GROWTH_MIB_MAX
+    with pytest.raises(RequestError, match=r"more than 67108864 pixels|too much memory"):
+        open_image((tmp_path / "larger").read_bytes(), Media(frame=0, mime=mime, sha256=""))
 
 
 def test_a_video_whose_frames_grow_is_decoded_within_a_limit(tmp_path: Path) -> None:

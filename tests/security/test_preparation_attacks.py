@@ -129,7 +129,7 @@ def test_large_images_hold_no_one_up_and_are_decoded_one_at_a_time(system: Syste
 
 
 def test_images_of_one_request_are_bounded_in_total(system: System) -> None:
-    attack = Attack(system, images(9))
+    attack = Attack(system, images(11))  # of which those of the test before are not decoded again
     attack.run()
     assert attack.reply.status_code == 400
     assert "pixels in total" in attack.reply.json()["error"]["message"]

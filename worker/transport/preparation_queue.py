@@ -17,8 +17,7 @@ from msgspec import UNSET
 from protocol.conversation import packed_bytes
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate, Request
-from protocol.types import Media, PreparationStatus
-from protocol.wire import MEDIA_PIXELS_MAX
+from protocol.types import PreparationStatus
 
 REQUESTS_MAX = 4096
 """Maximum number of requests in preparation; the gateway's own limit of waiting requests is far below."""
@@ -28,8 +27,8 @@ SHORT_COST_MAX = 2**18
 """Maximum cost of a short request, in bytes of text. To tokenize that many takes about 0.1 s."""
 COST_PER_S = 2**21
 """Bytes of text that a tokenizer reads in a second, about."""
-PIXELS_PER_BYTE = 8
-"""Pixels of an image that are decoded and resized in the time of a byte of text, about."""
+IMAGE_COST = SHORT_COST_MAX
+"""Cost of images beside their bytes: a file of a few kilobytes may take a second to decode."""
 GRAMMAR_COST = SHORT_COST_MAX
 """Cost of structured output: whatever its size, a grammar may take seconds to compile."""
 
@@ -61,7 +60,7 @@ def entry_of(request: Request, media: Sequence[bytes], now: float) -> QueueEntry
     if isinstance(request, Generate):
         calling = request.calling
         has_grammar = calling is not None and (calling.required or calling.name or calling.strict)
-        cost = sum(map(_pixels, request.media)) // PIXELS_PER_BYTE
+        cost = IMAGE_COST + sum(map(len, media)) if media else 0
         cost += GRAMMAR_COST if request.form is not None or has_grammar else 0
     nbytes = text_bytes + sum(map(len, media))
     return QueueEntry(request.id, request.client, nbytes, text_bytes + cost, now)
@@ -75,10 +74,6 @@ def _text_bytes(request: Request) -> int:
     form = 0 if request.form is None else len(request.form.text)
     # The token ids of a prompt are only compared and copied.
     return 1 + packed_bytes(request) + options + form + sum(map(len, texts)) + len(request.tokens or ())
-
-
-def _pixels(media: Media) -> int:
-    return media.pixels or MEDIA_PIXELS_MAX * media.frames
 
 
 class PreparationQueue:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from hashlib import sha256
 from itertools import pairwise
 
@@ -24,11 +23,11 @@ from broker.dialects.media_types import Frame, image_in, video_in
 from broker.dialects.parts import Attachment, Image, Video
 from protocol.errors import Code, RequestError
 from protocol.types import Capabilities, Media
-from protocol.wire import MEDIA_FRAMES_MAX, REQUEST_PIXELS_MAX, decode_to_worker, encode
+from protocol.wire import MEDIA_FRAMES_MAX, decode_to_worker, encode
 from tests.factories import request
 from tests.images import MP4, data_url, picture
 
-LIMITS = MediaLimits(bytes_max=1000, pixels_max=100, image_pixels_max=None, video_frames_max=4)
+LIMITS = MediaLimits(bytes_max=1000, image_pixels_max=None, video_frames_max=4)
 RED, BLUE = picture("red"), picture("blue")
 
 
@@ -84,12 +83,12 @@ def assert_refused(source: MediaSource, data: bytes | None = None) -> None:
 
 
 def test_a_frame_is_read_from_its_url_or_from_what_that_has_led_to() -> None:
-    assert read(MediaSource(data_url(RED), "p"), LIMITS) == image_in(RED, pixels_max=100)
-    assert read(MediaSource("https://elsewhere", "p"), LIMITS, RED) == image_in(RED, pixels_max=100)
+    assert read(MediaSource(data_url(RED), "p"), LIMITS) == image_in(RED)
+    assert read(MediaSource("https://elsewhere", "p"), LIMITS, RED) == image_in(RED)
     assert read(MediaSource(data_url(MP4), "p", is_video=True), LIMITS) == video_in(MP4)
 
 
-@pytest.mark.parametrize("data", [None, MP4, picture(size=(11, 10)), RED + bytes(1000)])
+@pytest.mark.parametrize("data", [None, MP4, RED + bytes(1000)])
 def test_a_bad_one_is_named(data: bytes | None) -> None:
     assert_refused(MediaSource("data:image/png;base64,*" if data is None else data_url(data), "p"))
     if data is not None:
@@ -97,7 +96,7 @@ def test_a_bad_one_is_named(data: bytes | None) -> None:
         assert_refused(MediaSource("https://elsewhere", "p", is_video=data != MP4), data)
 
 
-FRAMES = [image_in(picture(colour), pixels_max=100) for colour in ("red", "green", "blue")]
+FRAMES = [image_in(picture(colour)) for colour in ("red", "green", "blue")]
 
 
 def tell(*attachments: Attachment, limits: MediaLimits = LIMITS) -> list[Media]:
@@ -112,8 +111,6 @@ def test_frames_are_numbered_through_and_a_list_is_known_by_all_of_its_bytes() -
     assert numbered == [(0, 1, "i"), (1, 2, "v"), (3, 1, "j")]
     assert told[0].sha256 == sha256(FRAMES[0].data).hexdigest()
     assert told[1].sha256 == sha256(FRAMES[0].data + FRAMES[1].data).hexdigest()
-    pixels = FRAMES[0].pixels
-    assert [media.pixels for media in told] == [pixels, 2 * pixels, pixels]
     [file] = described([Video(("a",), "v")], [[Frame("video/mp4", MP4, "00")]], LIMITS)
     assert (file.mime, file.frames, file.sha256) == ("video/mp4", 1, "00")
     message = request(media=told)
@@ -126,15 +123,6 @@ def test_how_finely_an_image_is_looked_at() -> None:
         ("high", None, None), ("", 10**6, 10**6), ("low", None, LOW_PIXELS_MAX),
         ("low", 10**6, LOW_PIXELS_MAX), ("low", 1000, 1000),
     ):  # fmt: skip
-        limits = MediaLimits(bytes_max=1, pixels_max=1, image_pixels_max=limit, video_frames_max=2)
+        limits = MediaLimits(bytes_max=1, image_pixels_max=limit, video_frames_max=2)
         assert tell(Image("a", "i", detail), limits=limits)[0].pixels_max == pixels
         assert tell(video(2), limits=limits)[0].pixels_max == limit
-
-
-def test_different_images_of_a_request_are_bounded_in_pixels() -> None:
-    half = [replace(frame, pixels=REQUEST_PIXELS_MAX // 2) for frame in FRAMES[:3]]
-    images = [Image(f"{n}", f"i{n}") for n in range(3)]
-    described(images, [[half[0]], [half[1]], [half[1]]], LIMITS)
-    with pytest.raises(RequestError, match="pixels in total") as caught:
-        described(images, [[frame] for frame in half], LIMITS)
-    assert (caught.value.code, caught.value.param) == (Code.INVALID_REQUEST, "i2")

@@ -18,16 +18,22 @@ PARTS_MAX = 2**17
 
 _SCAN_END = re.compile(rb"\xff+[^\x00\xff\xd0-\xd7]", re.DOTALL)
 """The next marker behind a JPEG's entropy-coded data, which has stuffed zeros and restart markers."""
+_FRAME_HEADERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+"""JPEG's SOF markers."""
+_SEQUENTIAL = frozenset((0xC0, 0xC1, 0xC9))
 _TRANSPARENCY_BYTES = {0: (2, 2), 2: (6, 6), 3: (1, 256)}
 """Valid sizes of a PNG's tRNS chunk, by colour type."""
 
 
 @dataclass(frozen=True, slots=True)
 class BareImage:
-    """An image file without metadata. `orientation`: 1 to 8, as in EXIF."""
+    """An image file without metadata. `orientation`: 1 to 8, as in EXIF. `is_whole`: of a JPEG, all its
+    coefficients are decoded before its first row, not row by row."""
 
     data: bytes
     orientation: int = 1
+    is_animated: bool = False
+    is_whole: bool = False
 
 
 def without_metadata(data: bytes) -> BareImage:
@@ -65,7 +71,7 @@ def _parts() -> Iterator[None]:
 
 
 def _png(data: bytes) -> BareImage:
-    written, place, colour, turn = [data[:8]], 8, -1, 1
+    written, place, colour, turn, frames = [data[:8]], 8, -1, 1, 1
     for _ in _parts():
         if place + 8 > len(data):
             break
@@ -77,11 +83,13 @@ def _png(data: bytes) -> BareImage:
         if kind == b"IHDR":
             colour = body[9]
         least, most = _TRANSPARENCY_BYTES.get(colour, (1, 0))
+        if kind == b"acTL" and length == 8:
+            frames = int.from_bytes(body[:4])
         if kind == b"eXIf":
             turn = orientation(body)
         elif kind[:1].isupper() or (kind == b"tRNS" and least <= len(body) <= most):
             written.append(_png_chunk(kind, body))
-    return BareImage(b"".join([*written, _png_chunk(b"IEND", b"")]), turn)
+    return BareImage(b"".join([*written, _png_chunk(b"IEND", b"")]), turn, is_animated=frames > 1)
 
 
 def _png_chunk(kind: bytes, body: bytes) -> bytes:
@@ -92,21 +100,26 @@ def _jpeg(data: bytes) -> BareImage:
     """Return a JPEG up to its first end. A progressive one without gets one if its first scan is whole: the
     others only add detail. The rest stay without, so that the decoder counts their rows."""
     written, place, turn, scans, is_progressive = [data[:2]], 2, 1, 0, False
+    components, is_whole = 0, False
     for _ in _parts():
         place = data.find(b"\xff", place)
         if place < 0 or (place + 4 > len(data) and data[place + 1 : place + 2] != b"\xd9"):
             break
         marker = data[place + 1]
         if marker == 0xD9:
-            return BareImage(b"".join([*written, b"\xff\xd9"]), turn)
+            return BareImage(b"".join([*written, b"\xff\xd9"]), turn, is_whole=is_whole)
         if marker == 0xFF or marker in (0x00, 0x01, *range(0xD0, 0xD9)):
             place += 1 if marker == 0xFF else 2
             continue
         end = place + 2 + max(2, struct.unpack_from(">H", data, place + 2)[0])
         segment = data[place:end]
         is_progressive |= marker in (0xC2, 0xCA)
+        if marker in _FRAME_HEADERS:
+            components = segment[9]
+            is_whole |= marker not in _SEQUENTIAL
         if marker == 0xDA:
             scans += 1
+            is_whole |= segment[4] != components
             found = _SCAN_END.search(data, end)
             end = found.start() if found else len(data)
             segment = data[place:end]
@@ -115,7 +128,8 @@ def _jpeg(data: bytes) -> BareImage:
         if _is_needed(marker, segment):
             written.append(segment)
         place = end
-    return BareImage(b"".join([*written, b"\xff\xd9" if is_progressive and scans > 1 else b""]), turn)
+    end_marker = b"\xff\xd9" if is_progressive and scans > 1 else b""
+    return BareImage(b"".join([*written, end_marker]), turn, is_whole=is_whole)
 
 
 def _is_needed(marker: int, segment: bytes) -> bool:
@@ -128,7 +142,7 @@ def _is_needed(marker: int, segment: bytes) -> bool:
 
 
 def _webp(data: bytes) -> BareImage:
-    written, place, turn = list[bytes](), 12, 1
+    written, place, turn, frames = list[bytes](), 12, 1, 0
     for _ in _parts():
         if place + 8 > len(data):
             break
@@ -139,20 +153,24 @@ def _webp(data: bytes) -> BareImage:
             turn = orientation(body)
         if kind == b"VP8X":  # of its flags, those for transparency and animation stay
             body = bytes([body[0] & 0x12]) + body[1:]
+        frames += kind == b"ANMF"
         if kind in (b"VP8X", b"VP8 ", b"VP8L", b"ALPH", b"ANIM", b"ANMF"):
             written.append(struct.pack("<4sI", kind, len(body)) + body + bytes(len(body) % 2))
     image = b"WEBP" + b"".join(written)
-    return BareImage(struct.pack("<4sI", b"RIFF", len(image)) + image, turn)
+    return BareImage(struct.pack("<4sI", b"RIFF", len(image)) + image, turn, is_animated=frames > 1)
 
 
 def _gif(data: bytes) -> BareImage:
     """Return a GIF's first image, with the extension that names its transparent colour."""
     place = 13 + _colour_bytes(data[10])
-    written, parts = [data[:place]], _parts()
+    written, parts, images = [data[:place]], _parts(), 0
     for _ in parts:
         kind = data[place : place + 2]
         start, place = place, place + 2
         if kind[:1] == b",":
+            images += 1
+            if images > 1:
+                break
             place = start + 11 + _colour_bytes(data[start + 9])
         elif kind[:1] != b"!":
             break
@@ -160,11 +178,9 @@ def _gif(data: bytes) -> BareImage:
             place += 1 + data[place]
             next(parts)
         place += 1
-        if kind[:1] == b"," or (kind == b"!\xf9" and data[start + 2] == 4):
+        if kind[:1] == b"," or (kind == b"!\xf9" and data[start + 2] == 4 and not images):
             written.append(data[start:place])
-        if kind[:1] == b",":
-            break
-    return BareImage(b"".join([*written, b";"]))
+    return BareImage(b"".join([*written, b";"]), is_animated=images > 1)
 
 
 def _colour_bytes(packed: int) -> int:

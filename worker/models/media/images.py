@@ -10,13 +10,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from PIL import Image
+from PIL.ImageFile import ImageFile
+from PIL.JpegImagePlugin import JpegImageFile
 
 from protocol.errors import Code, RequestError
 from protocol.types import Media
-from protocol.wire import MEDIA_PIXELS_MAX
 from worker.contract.preparation import PreparationCancelled
-from worker.models.media.containers import without_metadata
+from worker.models.media.containers import BareImage, without_metadata
 
+IMAGE_PIXELS_MAX = 2**26
+"""Largest image, by its header."""
+DECODER_BYTES_MAX = 2**28
+"""Largest memory that a decoder may take, by the header; a reduced copy has 64 MiB more."""
+REQUEST_PIXELS_MAX = 2**29
+"""Largest sum of pixels of one request's images that are decoded, which bounds the time for that."""
+PIXEL_BYTES = {"PNG": 4, "WEBP": 16, "GIF": 1, "BMP": 4, "JPEG": 0}
+"""Memory that Pillow's decoders take for a pixel, measured. A WebP is composed of two canvases and copied
+twice. A JPEG is reduced while it is decoded."""
 DECODED_PIXELS_MAX = 2**24
 """Size to which a larger image is reduced while it is decoded, by a whole number. No model is given more."""
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
@@ -38,6 +48,12 @@ _TURNS = {
 }
 """By EXIF orientation, what makes an image upright."""
 DAMAGED = "its file is damaged, or ends too early"
+ANIMATED = "it is animated; send its frames as a video, or send a single frame"
+TOO_LARGE = f"it has more than {IMAGE_PIXELS_MAX} pixels"
+TOO_MUCH_MEMORY = (
+    "to decode that many pixels of this kind takes too much memory; "
+    f"a PNG or a baseline JPEG may have {IMAGE_PIXELS_MAX}"
+)
 
 log = logging.getLogger(__name__)
 
@@ -46,29 +62,72 @@ class _TruncatedJpeg(Exception):
     """Raised for a JPEG without an end that has enough of its rows; with an end, the decoder fills them."""
 
 
-def open_image(data: bytes, media: Media) -> Image.Image:
+class PixelBudget:
+    """Pixels that may still be decoded for one request."""
+
+    def __init__(self) -> None:
+        self._left = REQUEST_PIXELS_MAX
+
+    def spend(self, pixels: int, media: Media) -> None:
+        """Take the pixels of an image. Raises `RequestError` if there are not as many left."""
+        self._left -= pixels
+        if self._left < 0:
+            message = f"The images of one request may have at most {REQUEST_PIXELS_MAX} pixels in total."
+            raise RequestError(Code.INVALID_REQUEST, message, param=media.param or "messages")
+
+
+def open_image(data: bytes, media: Media, budget: PixelBudget | None = None) -> Image.Image:
     """Decode an image to RGB: upright, transparency on white, at most `media.pixels_max` pixels.
 
-    Of an animation, only the first frame. There is never a second copy of all pixels of a large image. Raises
-    `RequestError(invalid_media)` if it cannot be decoded.
+    There is never a second copy of all pixels of a large image. `budget`: of its request; None: only the
+    limits of one image hold. Raises `RequestError(invalid_media)` if it cannot be decoded.
     """
     with reading(media, DAMAGED), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         bare = without_metadata(data)
+        _check(bare, media, budget or PixelBudget())
         try:
-            file = _decoded(bare.data, media)
+            file = _decoded(bare.data)
         except _TruncatedJpeg:
-            file = _decoded(bare.data + _JPEG_END, media)
+            file = _decoded(bare.data + _JPEG_END)
         image = _flat(file, _factor(file))
         if bare.orientation in _TURNS:
             image = image.transpose(_TURNS[bare.orientation])
     return within(image, media.pixels_max)
 
 
-def _decoded(data: bytes, media: Media) -> Image.Image:
+def _check(image: BareImage, media: Media, budget: PixelBudget) -> None:
+    """Check what the header says before any pixel is decoded. Raises `RequestError`."""
+    if image.is_animated:
+        raise unreadable(media, ANIMATED)
+    try:
+        file = Image.open(io.BytesIO(image.data), formats=_FORMATS)
+    except Image.DecompressionBombError:  # Pillow's own limit is higher
+        raise unreadable(media, TOO_LARGE) from None
+    pixels = file.width * file.height
+    if pixels > IMAGE_PIXELS_MAX:
+        raise unreadable(media, f"{file.width} × {file.height} is more than {IMAGE_PIXELS_MAX} pixels")
+    if _decoder_bytes(file, is_whole=image.is_whole) > DECODER_BYTES_MAX:
+        raise unreadable(media, TOO_MUCH_MEMORY)
+    budget.spend(pixels, media)
+
+
+def _decoder_bytes(file: ImageFile, *, is_whole: bool) -> int:
+    """Return the memory that decoding takes, beside a reduced copy. `is_whole`: as in `BareImage`."""
+    if not isinstance(file, JpegImageFile) or not is_whole:
+        return PIXEL_BYTES.get(file.format or "", 0) * file.width * file.height
+    factors = [(wide, high) for _, wide, high, *_ in file.layer]
+    widest, highest = (max(1, *each) for each in zip((1, 1), *factors, strict=True))
+    samples = (
+        (-(-file.width * wide // widest) + 7) * (-(-file.height * high // highest) + 7)
+        for wide, high in factors
+    )
+    return int(2 * sum(samples))
+
+
+def _decoded(data: bytes) -> Image.Image:
     """Return an image with its pixels as the file has them; a large JPEG is reduced while it is decoded."""
     file = Image.open(io.BytesIO(data), formats=_FORMATS)
-    _check_size(file, media)
     if (factor := _factor(file)) > 1:
         file.draft(None, (file.width // factor, file.height // factor))
     if file.format != "JPEG" or data.endswith(_JPEG_END):
@@ -125,12 +184,6 @@ def unreadable(media: Media, reason: str) -> RequestError:
     kind = media.mime.partition("/")[0] if media.mime.startswith("video/") else "image"
     message = f"The {kind} cannot be read: {reason}."
     return RequestError(Code.INVALID_MEDIA, message, param=media.param or "messages")
-
-
-def _check_size(image: Image.Image, media: Media) -> None:
-    width, height = image.size
-    if width * height > MEDIA_PIXELS_MAX:
-        raise unreadable(media, f"{width} × {height} is more than {MEDIA_PIXELS_MAX} pixels")
 
 
 def _on_white(image: Image.Image) -> Image.Image:

@@ -10,6 +10,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from protocol.conversation import Conversation
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
+from worker.models.media.images import PixelBudget
 from worker.models.media.parts import Kind, kinds_in, with_images_behind
 from worker.models.media.preprocessing import ImagePreprocessor, ProcessedImage
 from worker.models.prompts.boundaries import Messages
@@ -81,7 +82,7 @@ class MultimodalPreparer(TextPreparer):
         source: str,
         limit: TokenLimit,
     ) -> list[ProcessedImage]:
-        """Preprocess images one after another. Raises `RequestError` once their tokens exceed the limit."""
+        """Preprocess images one after another. Raises `RequestError` for too many tokens or pixels."""
 
         def encode(text: str) -> list[int]:
             return self._encode(text, source, limit, special=False)
@@ -94,6 +95,7 @@ class MultimodalPreparer(TextPreparer):
             added=self._added,
             cancel_token=limit.cancel_token,
             salt=request.cache_salt,
+            budget=PixelBudget(),
         )
         for kind, each in zip(kinds, request.media, strict=True):
             looked.append(preprocess(kind, each, frames[each.frame : each.frame + each.frames]))

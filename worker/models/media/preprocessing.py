@@ -22,7 +22,7 @@ from protocol.errors import Code, RequestError
 from protocol.types import Media
 from worker.contract.images import ImageInput
 from worker.contract.preparation import NEVER, CancelToken
-from worker.models.media.images import open_image, reading, unreadable
+from worker.models.media.images import PixelBudget, open_image, reading, unreadable
 from worker.models.media.parts import Kind, texts_of, with_marks
 from worker.models.media.processor import Processed, Processor
 from worker.models.media.video_frames import FRAMES_A_SECOND
@@ -121,11 +121,12 @@ class ImagePreprocessor:
         cancel_token: CancelToken = NEVER,
         *,
         salt: str = "",
+        budget: PixelBudget | None = None,
     ) -> ProcessedImage:
         """Return a preprocessed image of a request, from the cache if one with its salt is there.
 
-        `frames`: its files. `added`: the tokenizer's added tokens. Raises `RequestError`, and
-        `PreparationCancelled` after a cancellation.
+        `frames`: its files. `added`: the tokenizer's added tokens. `budget`: of the request. Raises
+        `RequestError`, and `PreparationCancelled` after a cancellation.
         """
         self.check_kind(kind, media)
         if not frames or len(frames) != media.frames:
@@ -137,20 +138,25 @@ class ImagePreprocessor:
                 self._kept.move_to_end(key)
                 return self._kept[key]
         cancel_token.check()
-        processed = self._process(kind, media, frames, cancel_token)
+        processed = self._process(kind, media, frames, cancel_token, budget)
         looked = ProcessedImage.of(kind, digest, processed, encode, added)
         self._keep(key, looked)
         return looked
 
     def _process(
-        self, kind: Kind, media: Media, frames: Sequence[bytes], cancel_token: CancelToken
+        self,
+        kind: Kind,
+        media: Media,
+        frames: Sequence[bytes],
+        cancel_token: CancelToken,
+        budget: PixelBudget | None,
     ) -> Processed:
         placeholder, processor = self.placeholders[kind], self._processor()
         if kind == "image":
-            image = open_image(frames[0], media)
+            image = open_image(frames[0], media, budget)
             with reading(media, _unsuitable(image)):
                 return processor.see(placeholder, [image])
-        video = open_video(frames, media, cancel_token)
+        video = open_video(frames, media, cancel_token, budget)
         with reading(media, _unsuitable(video.frames[0])):
             return processor.watch(placeholder, video)
 

@@ -21,7 +21,7 @@ from protocol.temporary_folder import TemporaryFolder
 from protocol.types import Media
 from worker.contract.preparation import NEVER, CancelToken
 from worker.models.media import video_frames
-from worker.models.media.images import DAMAGED, open_image, reading, unreadable, within
+from worker.models.media.images import DAMAGED, PixelBudget, open_image, reading, unreadable, within
 from worker.models.media.video_frames import (
     FRAME_PIXELS_MAX,
     FRAMES_A_SECOND,
@@ -49,9 +49,14 @@ class Video:
     fps: float
 
 
-def open_video(files: Sequence[bytes], media: Media, cancel_token: CancelToken = NEVER) -> Video:
-    """Open a video file, or images that are resized to one size. Raises `RequestError(invalid_media)`, and
-    `PreparationCancelled` after a cancellation."""
+def open_video(
+    files: Sequence[bytes],
+    media: Media,
+    cancel_token: CancelToken = NEVER,
+    budget: PixelBudget | None = None,
+) -> Video:
+    """Open a video file, or images that are resized to one size. `budget`: for these images. Raises
+    `RequestError(invalid_media)`, and `PreparationCancelled` after a cancellation."""
     if media.mime.startswith("video/"):
         with reading(media, DAMAGED):
             return _read(files[0], media, cancel_token)
@@ -60,7 +65,7 @@ def open_video(files: Sequence[bytes], media: Media, cancel_token: CancelToken =
     frames = []
     for index in indices:
         cancel_token.check()
-        frames.append(within(open_image(files[index], media), most))
+        frames.append(within(open_image(files[index], media, budget), most))
     size = frames[0].size
     frames = [frame if frame.size == size else frame.resize(size) for frame in frames]
     return Video(frames, indices, FRAMES_A_SECOND)

@@ -9,12 +9,15 @@ from io import BytesIO
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
+from PIL.ImageFile import ImageFile
 
 from broker.dialects.media_types import image_in
 from protocol.errors import Code, RequestError
 from protocol.types import Media
+from tests.images import animation, bomb, picture, png_header
 from tests.worker.image_questions import encoded
 from worker.models.media import images
+from worker.models.media.containers import without_metadata
 from worker.models.media.images import open_image
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)
@@ -89,7 +92,7 @@ def harmless_damage() -> Iterator[tuple[str, bytes]]:
 
 @pytest.mark.parametrize("data", [pytest.param(data, id=name) for name, data in harmless_damage()])
 def test_an_image_is_decoded_whatever_is_wrong_beside_its_pixels(data: bytes) -> None:
-    image_in(data, pixels_max=10**6)
+    image_in(data)
     assert open_image(data, media()).size in ((40, 20), (160, 160))
 
 
@@ -101,6 +104,44 @@ def test_a_damaged_image_is_refused_in_plain_words(kind: str) -> None:
             open_image(broken, media())
         assert caught.value.message == "The image cannot be read: its file is damaged, or ends too early."
         assert caught.value.param == "messages[0].content[1]"
+
+
+def refusal(data: bytes) -> str:
+    with pytest.raises(RequestError) as caught:
+        open_image(data, media())
+    assert (caught.value.code, caught.value.param) == (Code.INVALID_MEDIA, "messages[0].content[1]")
+    return caught.value.message
+
+
+@pytest.mark.parametrize("data", [bomb(), png_header(2**31 - 1, 2**31 - 1)], ids=["whole", "said"])
+def test_a_bomb_is_refused_without_its_pixels(data: bytes) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ImageFile, "load", lambda file: pytest.fail("its pixels are decoded"))
+        assert f"more than {images.IMAGE_PIXELS_MAX} pixels" in refusal(data)
+
+
+@pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP"])
+def test_animation_is_refused_and_single_frame_is_accepted(kind: str) -> None:
+    assert refusal(animation(kind)) == f"The image cannot be read: {images.ANIMATED}."
+    assert open_image(picture(kind=kind), media()).size == (8, 6)
+
+
+def test_a_jpeg_is_decoded_as_a_whole_unless_its_first_scan_has_all_components() -> None:
+    data = encoded(halves(), "JPEG")
+    place = data.index(b"\xff\xda") + 4
+    assert not without_metadata(data).is_whole
+    assert without_metadata(data[:place] + b"\x01" + data[place + 1 :]).is_whole
+    assert without_metadata(encoded(halves(), "JPEG", progressive=True)).is_whole
+
+
+def test_images_of_one_request_are_bounded_in_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "REQUEST_PIXELS_MAX", 1700)
+    budget = images.PixelBudget()
+    for _ in range(2):
+        open_image(encoded(halves()), media(), budget)
+    with pytest.raises(RequestError, match="at most 1700 pixels in total") as caught:
+        open_image(encoded(halves()), media(), budget)
+    assert (caught.value.code, caught.value.param) == (Code.INVALID_REQUEST, "messages[0].content[1]")
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
