@@ -4,9 +4,9 @@ A flight whose worker was lost keeps its tokens, waits, and continues on the nex
 (`placement`). It fails when no worker has made a step of its model for too long.
 
 A flight that was on a worker that crashed is a suspect until it has made progress, and is tried alone. The
-crash of a worker that has a suspect counts for its flights without progress, any other crash for all of them;
-at `CRASHES_MAX` crashes a flight fails. So a request that crashes its worker, in prefill or at any token,
-does so three times: once among others, twice alone.
+crash of a worker that has a suspect counts for it and for flights without progress, any other crash for all.
+The choices of a request are tried and cleared together, and at `CRASHES_MAX` crashes they fail. So a request
+that crashes its worker, in prefill or at any token, does so three times: once among others, twice alone.
 """
 
 from __future__ import annotations
@@ -196,13 +196,16 @@ class Failover:
             self._flights.leave(flight, self._clock(), may_return=True)
 
     def _count_crash(self, worker: str, assigned: Sequence[Flight]) -> None:
-        """Count a crash for the flights that may be its cause, and fail requests at the limit."""
+        """Count a crash for the flights that may be its cause, and for the other suspects of their requests.
+        Fail the requests at the limit."""
         has_suspects = any(flight.is_suspect for flight in assigned)
-        for flight in assigned:
-            if not (has_suspects and flight.proven):
-                flight.crash_count += 1
-                flight.crashed_on = worker
-        failing = {flight.group for flight in assigned if flight.crash_count >= CRASHES_MAX}
+        blamed = {f for f in assigned if f.is_suspect or not (has_suspects and f.proven)}
+        groups = {flight.group for flight in blamed}
+        charged = [f for f in self._flights if f in blamed or (f.is_suspect and f.group in groups)]
+        for flight in charged:
+            flight.crash_count += 1
+            flight.crashed_on = worker
+        failing = {flight.group for flight in charged if flight.crash_count >= CRASHES_MAX}
         for flight in self._flights:
             if flight.group in failing and flight.fail(Code.WORKER_CRASHED, CRASHED):
                 log.error("%s fails: %s", flight.id, CRASHED, extra=about(flight.id))
@@ -281,9 +284,11 @@ class Failover:
         return True
 
     def on_progress(self, flight: Flight) -> None:
-        """Clear a crash suspect that has made progress."""
-        if flight.proven:
-            flight.crash_count, flight.crashed_on = 0, ""
+        """Clear the suspects of a request if all of them have made progress."""
+        suspects = [each for each in self._flights if each.group == flight.group and each.is_suspect]
+        if all(each.proven or each.terminal is not None for each in suspects):
+            for each in suspects:
+                each.crash_count, each.crashed_on = 0, ""
 
     # --- the clock ---
 

@@ -164,7 +164,9 @@ def test_poison_is_found_out_although_somebody_pulls_the_plug(
         works.step(pulled=True)
     until_over(works, [poison, *others])
     assert code_of(poison) == Code.WORKER_CRASHED
-    assert works.crashes <= len(pulls) + CRASHES_MAX
+    # One more than it may cause: while a request is tried that was pulled out, one that runs on beside it is
+    # not taken for the cause.
+    assert works.crashes <= len(pulls) + CRASHES_MAX + 1
 
 
 @settings(max_examples=25)
