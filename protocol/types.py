@@ -27,7 +27,7 @@ Wired = Literal["weights", "none", "all"]
 Bytes = bytes
 """Alias of `bytes` for classes with a field named `bytes`."""
 BATCH_PRIORITY = 2**31
-"""Priority of a batch's requests. Clients cannot set it: a worker parks these rows while it has any other."""
+"""Priority of a batch's requests. Clients cannot set it: these rows are preempted first."""
 
 
 class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -201,7 +201,6 @@ class Loop:
 
     def _step(self) -> bool:
         """Run what can run now. Return whether that was anything."""
-        self._park_batch_rows()
         if decodes := self.scheduler.decodes:
             self._decode()
         else:
@@ -229,18 +228,6 @@ class Loop:
             self.scheduler.on_step_end(self.clock(), decoded=False)
         return bool(decodes or plan.groups or plan.to_encode or plan.preempted or weighs)
 
-    def _park_batch_rows(self) -> None:
-        """Let the rows of batches give way if there is another row: their caches go to the prefix store."""
-        for row in (rows := self.scheduler.giving_way()):
-            if self.store:
-                self.store.store_ended_row(row)
-            self.model.engine.drop(row.id)
-            self.scheduler.park(row)
-        if rows:
-            self.drafting.interrupt()
-            self.scheduler.disturb()
-            log.info("%d rows of batches give way", len(rows))
-
     def _end_waits(self, now: float) -> None:
         """Fail rows whose deadline has passed, and release rows that have waited too long for the disk."""
         for row in self.scheduler.overdue(now):
@@ -253,7 +240,7 @@ class Loop:
         """Restart starved rows."""
         if not self.watch.is_due(now):
             return
-        rows = [answer.row for answer in self._answers.values() if not self.scheduler.is_parked(answer.row)]
+        rows = (answer.row for answer in self._answers.values())
         states = map(partial(watched, awaited=self.scheduler.awaited), rows)
         for id in self.watch.check(states, now, has_room=self.scheduler.has_room(self.counters.cache_bytes)):
             self._restart(self._answers[id].row)

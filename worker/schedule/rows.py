@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from protocol.types import PrefixReuse
+from protocol.types import BATCH_PRIORITY, PrefixReuse
 from worker.contract.engine import EngineRequest
 from worker.contract.images import ImageInput
 from worker.prefixes.matching import Match
@@ -81,6 +81,11 @@ class Row:
     waits_for: str | None = None
     never_waits: bool = False
     restarts: int = 0
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether it is a line of a batch."""
+        return self.request.priority >= BATCH_PRIORITY
 
     @property
     def has_decoded(self) -> bool:

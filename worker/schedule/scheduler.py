@@ -5,7 +5,7 @@ target leaves time for. The order is that of priority, then of arrival. Invarian
 one phase; at most `rows_max` rows run; reserved memory is at most `bytes_max`; no row takes a place or memory
 that an earlier one waits for. A preempted row keeps its place in the queue. Among rows that have a place,
 short prompts go before a long one in every other step, so that they wait for one of its chunks only. Lines of
-batches run only while there is no other row (`parking`).
+batches have the lowest priority, and are preempted when another row waits for their place or memory.
 
 Short prompts beyond `rows_max` may be prefilled along with an admitted one, since a call with several costs
 little more. At most `AHEAD_MAX` rows wait with such a prompt in their caches; they are preempted first.
@@ -30,7 +30,6 @@ from worker.prefixes.matching import Match
 from worker.schedule.batching_window import GATHERED_S_MAX, BurstGate
 from worker.schedule.encoder_cache import EncoderCacheManager, images_of
 from worker.schedule.memory_reservations import Reservations
-from worker.schedule.parking import Parking
 from worker.schedule.prefill_batches import begin_of, form_groups, is_short, leads_of, overtaking
 from worker.schedule.prefill_cost import PrefillCostModel, PrefillWork
 from worker.schedule.prefix_sharing import SHORT_TOKENS_MAX, Sharing
@@ -38,6 +37,8 @@ from worker.schedule.rows import Chunk, EncodeImage, Group, Phase, Row, Schedule
 
 AHEAD_MAX = 7
 _SETTLING_STEPS = 2
+_WITH_PLACE = (Phase.PREFILL, Phase.DECODE)
+_WITH_MEMORY = (Phase.PREFILLED, Phase.PREFILL, Phase.DECODE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,6 @@ class Scheduler:
             tokens_max=policy.prefill_tokens,
         )
         self._encoder_cache = EncoderCacheManager(policy.image_bytes_max)
-        self._parking = Parking()
         self._arrivals = itertools.count()
         self._last_arrival = self._planned_last = -1
         """Arrival numbers: of the last row, and of the last one at the last plan."""
@@ -108,7 +108,10 @@ class Scheduler:
         if not self._may_gather:
             return None
         left = self._sharing.left if self._sharing else attrgetter("left")
-        return self._gate.awaited(self.decoding, self._coming(), left, self._pace)
+        started = self.decoding
+        waits_for_batches = all(row.is_batch for row in started)
+        coming = [row for row in self._coming() if waits_for_batches or not row.is_batch]
+        return self._gate.awaited(started, coming, left, self._pace)
 
     @property
     def _may_gather(self) -> bool:
@@ -152,7 +155,6 @@ class Scheduler:
         row.queue_key, row.prompt_group = (request.priority, number), self._prompt_group(row, number)
         row.burst = self._gate.arrived(number, now, idle=not self._rows)
         self._rows[row.id] = self._in[Phase.WAITING][row.id] = row
-        self._parking.add(row)
         if self._sharing:
             self._sharing.begin(row)
         if request.deadline_s is not None:
@@ -164,7 +166,6 @@ class Scheduler:
         row = self._rows.pop(id, None)
         if row is not None:
             del self._in[row.phase][id]
-            self._parking.drop(row)
             self._deadlines.pop(id, None)
             self.reservations.release(row)
             self.reservations.forget()
@@ -276,26 +277,12 @@ class Scheduler:
         if not (ready and admitted):
             return admitted < self._policy.rows_max
         first = min(ready, key=_order)
+        yielding = [row for row in self._of(*_WITH_MEMORY) if _gives_way(row, first)]
+        admitted -= sum(row.phase is not Phase.PREFILLED for row in yielding)
         free = self.reservations.free(cache_bytes) - admitted * self.reservations.block_bytes
-        free += sum(
-            row.bytes for row in self._in[Phase.PREFILLED].values() if row.queue_key > first.queue_key
-        )
+        free += sum(row.bytes for row in yielding)
         needed = self.reservations.needs(first.length) - first.bytes
         return admitted < self._policy.rows_max and free >= needed
-
-    def giving_way(self) -> list[Row]:
-        """Return the batch rows that must be parked, because there is another row."""
-        if not self._parking.is_active:
-            return []
-        return [row for row in self._of(Phase.PREFILLED, Phase.PREFILL, Phase.DECODE) if self.is_parked(row)]
-
-    def is_parked(self, row: Row) -> bool:
-        """Return whether a row gives way to others now."""
-        return self._parking.holds(row)
-
-    def park(self, row: Row) -> None:
-        """Preempt a batch row, whose cache is stored or lost."""
-        self._preempt(row)
 
     def restart(self, row: Row) -> None:
         """Requeue a starved row without caches and without waits.
@@ -328,33 +315,37 @@ class Scheduler:
         """Return rows in prefill or admissible now, in order; and rows that could run ahead with them.
 
         A row is admitted only if all running rows can still grow by a block, or it would soon be preempted.
-        Held rows are skipped.
+        Held rows are skipped. Rows that give way to an admissible one are preempted.
         """
-        admitted = self.count(Phase.PREFILL, Phase.DECODE)
-        line = [row for row in self._in[Phase.PREFILL].values() if not self._parking.holds(row)]
-        places = self._policy.rows_max - admitted
+        admitted: list[Row] = []
         behind: list[Row] = []
-        if places > 0 and (ready := self._ready()):
-            ready.sort(key=_order)
-            free = self.reservations.free(cache_bytes) - admitted * self.reservations.block_bytes
-            for row in ready[:places]:
-                free -= self.reservations.needs(row.length) - row.bytes
-                while free < 0 and (last := self._last_prefilled(row)):
-                    free += last.bytes
-                    preempted.append(self._preempt(last))
-                if free < 0 and (admitted or line):
+        running, block_bytes = self.count(*_WITH_PLACE), self.reservations.block_bytes
+        free = self.reservations.free(cache_bytes) - running * block_bytes
+        ready = sorted(self._ready(), key=_order)
+        for at, row in enumerate(ready):
+            if running + len(admitted) >= self._policy.rows_max:
+                if (last := self._victim(row, _WITH_PLACE)) is None:
+                    behind = self._next_in_queue(ready[at:], free) if admitted else []
                     break
-                line.append(row)
-                free -= self.reservations.block_bytes
-            else:
-                behind = self._next_in_queue(ready[places:], free)
-        line.sort(key=_order)
-        return line, behind
+                free += last.bytes + block_bytes
+                running -= 1
+                preempted.append(self._preempt(last))
+            free -= self.reservations.needs(row.length) - row.bytes
+            while free < 0 and (last := self._victim(row, _WITH_MEMORY)):
+                if last.phase is not Phase.PREFILLED:
+                    free += block_bytes
+                    running -= 1
+                free += last.bytes
+                preempted.append(self._preempt(last))
+            if free < 0 and (running or admitted):
+                break
+            admitted.append(row)
+            free -= block_bytes
+        return sorted([*self._in[Phase.PREFILL].values(), *admitted], key=_order), behind
 
     def _ready(self) -> list[Row]:
         """Return the rows that may be admitted."""
-        waiting = self._of(Phase.PREFILLED, Phase.WAITING)
-        return [row for row in waiting if not (row.is_blocked or self._parking.holds(row))]
+        return [row for row in self._of(Phase.PREFILLED, Phase.WAITING) if not row.is_blocked]
 
     def _next_in_queue(self, rows: list[Row], free: float) -> list[Row]:
         """Return rows not admitted whose prompts could run ahead, in order, up to the first that cannot."""
@@ -374,10 +365,10 @@ class Scheduler:
             behind.append(row)
         return behind
 
-    def _last_prefilled(self, first: Row) -> Row | None:
-        """Return the last row in phase `PREFILLED` if it is behind `first` in the queue."""
-        last = max(self._in[Phase.PREFILLED].values(), key=_order, default=first)
-        return last if last.queue_key > first.queue_key else None
+    def _victim(self, first: Row, phases: Sequence[Phase]) -> Row | None:
+        """Return the row in `phases` that is preempted next so that `first` is admitted, if any."""
+        yielding = [row for row in self._of(*phases) if _gives_way(row, first)]
+        return max(yielding, key=_preemption_order, default=None)
 
     def _heads(self, line: list[Row], behind: list[Row]) -> dict[Row, Match | None]:
         """Return the rows that run for their families, in order, each with the stored prefix to restore."""
@@ -412,9 +403,7 @@ class Scheduler:
         for row in short:  # one that came with the long one belongs to its burst
             row.overtook |= row.burst != next(iter(heads)).burst
         heads = {row: heads[row] for row in (*short, *heads)}
-        # Beside batch rows only, another request may come, which waits for this step.
-        is_bounded = self._parking.has_batch_only or (self.decodes and not self._catches_up(line))
-        budget = self._pace.budget(decoding=is_bounded)
+        budget = self._pace.budget(decoding=self.decodes and not self._catches_up(line))
         groups = form_groups(line, heads, budget, self._encoder_cache)
         for chunk in itertools.chain.from_iterable(groups):
             rows = (chunk.row, *chunk.copies)
@@ -447,11 +436,8 @@ class Scheduler:
         surprised = cache_bytes > reservations.bytes_max and not self._settling
         if surprised:
             reservations.learn(cache_bytes)
-        while self.count(Phase.PREFILLED, Phase.PREFILL, Phase.DECODE) > 1 and (
-            reservations.reserved > reservations.bytes_max or surprised
-        ):
-            running = self._of(Phase.PREFILL, Phase.DECODE)
-            preempted.append(self._preempt(max(self._of(Phase.PREFILLED) or running, key=_order)))
+        while self.count(*_WITH_MEMORY) > 1 and (reservations.reserved > reservations.bytes_max or surprised):
+            preempted.append(self._preempt(max(self._of(*_WITH_MEMORY), key=_preemption_order)))
             self._settling, surprised = 1 + _SETTLING_STEPS, False
         return preempted
 
@@ -479,3 +465,16 @@ class Scheduler:
 
 def _order(row: Row) -> tuple[int, int]:
     return row.queue_key
+
+
+def _preemption_order(row: Row) -> tuple[bool, bool, tuple[int, int]]:
+    """Return the sort key of preemption; the highest is preempted first."""
+    return row.is_batch, row.phase is Phase.PREFILLED, row.queue_key
+
+
+def _gives_way(row: Row, other: Row) -> bool:
+    """Return whether a row is preempted if another one needs what it has: batch rows for all others, and
+    among equals those prefilled ahead for earlier ones."""
+    if row.is_batch != other.is_batch:
+        return row.is_batch
+    return row.phase is Phase.PREFILLED and row.queue_key > other.queue_key
