@@ -180,7 +180,8 @@ class PrefixReuse(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Prefix-cache hit of a prompt.
 
     `tokens`: number of reused tokens. `tier`: `disk` if any part was read from disk, else `ram`; `none`
-    without reuse. `miss`: why not more was reused; empty if everything was. `left_out`: position ranges
+    without reuse. `miss`: why not more was reused, `diverged_at_N`, `incomplete`, `request` or `off` (see
+    docs/operating.md); empty if everything was. `left_out`: position ranges
     (end exclusive) that sparse prefill skips, in order.
     """
 
@@ -213,15 +214,6 @@ class RequestStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
     work: Count = 0
 
 
-class TopPrefix(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A frequently used stored prefix, without its text."""
-
-    tokens: Count
-    uses: Count
-    bytes: Count
-    pinned: bool = False
-
-
 class AdapterInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An adapter of a worker's model. `digest`: hexadecimal, of its files; `rank`: the highest of a layer;
     `bytes`: its memory; `folder`: where it was loaded from, so that other workers can load it."""
@@ -249,7 +241,6 @@ class PrefixStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt_tokens: Count = 0
     reused_tokens: Count = 0
     misses: dict[str, Count] = {}
-    top: list[TopPrefix] = []
     read_timeouts: Count = 0
 
 

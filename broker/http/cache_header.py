@@ -1,6 +1,6 @@
 """The `x-roundhouse-cache` response header: how much of the prompt came from the prefix cache. Pure.
 
-    x-roundhouse-cache: hit=1500/1540; tier=ram; miss=diverged
+    x-roundhouse-cache: hit=1500/1540; tier=ram; miss=diverged_at_1500
 
 `hit`: cached tokens / prompt tokens. `tier`: where they were stored: `ram`, `disk` (at least some of them) or
 `none`. `miss`: why no more was cached, one word of letters, digits and `_.:-`; `none` if everything was,

@@ -40,8 +40,6 @@ from protocol.types import (
     SpecDecodeStatus,
 )
 
-TOP_PREFIXES_MAX = 16
-
 _SUMS = (
     "ram_bytes",
     "ram_limit",
@@ -284,9 +282,7 @@ def caches(fleet: Fleet) -> dict[str, Any]:
 
 
 def _cache(model: str, statuses: Sequence[PrefixStatus]) -> dict[str, Any]:
-    top = sorted((prefix for status in statuses for prefix in status.top), key=lambda p: -p.uses)
-    listed = [asdict(prefix) for prefix in top[:TOP_PREFIXES_MAX]]
-    return {"model": model, "enabled": bool(statuses), **_summary(statuses), "top": listed}
+    return {"model": model, "enabled": bool(statuses), **_summary(statuses)}
 
 
 def _summary(statuses: Sequence[PrefixStatus]) -> dict[str, Any]:

@@ -151,7 +151,7 @@ def test_a_part_of_the_prompt_is_run_and_what_matters_is_in_it(system: System) -
     left_out = usage["prompt_tokens_details"]["sparse_tokens"]
     assert usage["prompt_tokens"] * 0.4 < left_out <= usage["prompt_tokens"] * 0.5
     assert usage["prompt_tokens_details"]["cached_tokens"] == 0
-    assert f"miss=sparse; sparse={left_out}" in part.headers["x-roundhouse-cache"]
+    assert f"miss=request; sparse={left_out}" in part.headers["x-roundhouse-cache"]
     assert "Brynhild" in part.json()["choices"][0]["message"]["content"]
     assert "sparse_tokens" not in whole.json()["usage"]["prompt_tokens_details"]
     assert "sparse" not in whole.headers["x-roundhouse-cache"]

@@ -1,4 +1,4 @@
-"""Eviction policy of the prefix cache (GreedyDual, N. Young 1994), and a ghost list of evicted keys.
+"""Eviction policy of the prefix cache (GreedyDual, N. Young 1994).
 
 The item with the lowest worth is evicted first; among equals, the least recently used one. A lookup sets an
 item's worth to `age` plus a bonus for past usefulness, and `age` rises to the worth of evicted items, so old
@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from collections.abc import Iterator
+from typing import Literal
 
-from worker.prefixes.items import Block, BlockPart, Item, Snapshot
+from worker.prefixes.items import Item, Snapshot
 
-FORGOTTEN_MAX = 4096
-_BEGINNING = 16
 _SPARE_ENTRIES = 64
 
 Rank = tuple[bool, bool, int, int, int]
@@ -98,40 +96,3 @@ class Tier:
                 yield item
         for item in held:
             self.push(item)
-
-
-class EvictedKeys:
-    """Ghost list: hashes of the last few thousand evicted items, to report misses as evictions. A hash
-    collision only falsifies a reported miss reason."""
-
-    def __init__(self) -> None:
-        self._blocks: dict[int, None] = {}
-        self._snapshots: dict[str, int] = {}
-
-    def add(self, item: Item) -> None:
-        if item.parent is None:
-            return
-        if isinstance(item, Block):
-            self._blocks[hash((item.parent.digest, item.first, item.keys[:_BEGINNING]))] = None
-        else:
-            self._snapshots[item.parent.digest] = item.position
-        _bound(self._blocks)
-        _bound(self._snapshots)
-
-    def had_block(self, parent: str, keys: tuple[int, ...], first: int) -> bool:
-        """Whether a block below `parent` was evicted that began at `first` with the same keys."""
-        beginnings = (keys[first : first + count] for count in range(1, _BEGINNING + 1))
-        return any(hash((parent, first, beginning)) in self._blocks for beginning in beginnings)
-
-    def had_snapshot(self, path: Sequence[BlockPart], behind: int) -> bool:
-        """Whether a snapshot after position `behind` of a path was evicted."""
-        return any(behind < self._snapshots.get(part.block.digest, 0) <= part.end for part in path)
-
-    def clear(self) -> None:
-        self._blocks.clear()
-        self._snapshots.clear()
-
-
-def _bound(memory: dict[Any, Any]) -> None:
-    if len(memory) > FORGOTTEN_MAX:
-        del memory[next(iter(memory))]

@@ -1,18 +1,15 @@
 """File format of stored items: safetensors, which any tool opens, with checksums over every byte.
 
-The header begins with `_MAGIC`, which holds the format version, and the SHA-256 of the rest of the header,
+The header begins with `_MAGIC`, which holds the format version, and the CRC-32 of the rest of the header,
 which includes that of the data. So a header can be trusted before the data is read. The checksums protect
-against damage, not malice: anyone who can write to the folder can compute a hash.
-
-SHA-256 is used because with processor instructions for it, which all Apple processors have, it is faster than
-BLAKE2b: 1.7 against 0.8 GB/s on x86. Both release the GIL.
+against damage, not malice: anyone who can write to the folder can compute any hash.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +23,9 @@ FILE_BYTES_MAX = 2**30
 HEADER_BYTES_MAX = 4 * 2**20
 """Enough for about 400,000 tokens in `Record.about`."""
 
-_MAGIC = b'{"__metadata__":{"format":"roundhouse-prefix-1","checksum":"'
+_MAGIC = b'{"__metadata__":{"format":"roundhouse-prefix-2","checksum":"'
 _BETWEEN = b'","data":"'
-_CHECKSUM_BYTES = 64
+_CHECKSUM_BYTES = 8
 _LENGTH_BYTES = 8
 
 
@@ -131,10 +128,10 @@ def _octets(blob: ArrayBytes) -> memoryview:
 
 
 def _checksum(*pieces: bytes | memoryview) -> bytes:
-    state = hashlib.sha256()
+    state = 0
     for piece in pieces:
-        state.update(piece)
-    return state.hexdigest().encode()
+        state = zlib.crc32(piece, state)
+    return f"{state:08x}".encode()
 
 
 def read_header(path: Path, fingerprint: str, digest: str) -> tuple[FileHeader, int]:

@@ -15,13 +15,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from protocol.prefix_namespace import contains
-from protocol.types import PrefixStatus, TopPrefix
+from protocol.types import PrefixStatus
 from worker.contract.engine import CacheSlice, CacheSpec
 from worker.prefixes import tree
-from worker.prefixes.eviction import EvictedKeys, Tier, is_superseded, worth
+from worker.prefixes.eviction import Tier, is_superseded, worth
 from worker.prefixes.items import (
     Block,
-    BlockPart,
     Item,
     Snapshot,
     block_behind,
@@ -30,11 +29,8 @@ from worker.prefixes.items import (
     salt_of,
     snapshot_behind,
 )
-from worker.prefixes.matching import Match, longest, match_of, why_not_longer
+from worker.prefixes.matching import Match, longest, match_of
 from worker.prefixes.tree import StoredFile, Tree, snapshots_of
-
-TOP_PREFIXES = 10
-_FOLLOWED_MAX = 100
 
 BLOCK_TOKENS = 512
 """Maximum length of a block, which is evicted as a whole."""
@@ -49,8 +45,6 @@ class LookupStats:
     prompt_tokens: int = 0
     reused_tokens: int = 0
     misses: Counter[str] = field(default_factory=Counter)
-    _ends: dict[Block, int] = field(default_factory=dict)
-    """Last blocks of matches, with the longest match of each. The least used is dropped when full."""
 
     def add(self, match: Match, prompt_tokens: int, miss: str) -> None:
         self.count += 1
@@ -59,33 +53,6 @@ class LookupStats:
         self.reused_tokens += match.length
         if miss:
             self.misses[miss.partition("_at_")[0]] += 1
-        if match.pieces:
-            self._follow(match)
-
-    def forget(self, block: Block) -> None:
-        """Drop a block that is no longer stored."""
-        self._ends.pop(block, None)
-
-    def top(self) -> list[TopPrefix]:
-        """Return the most used prefixes, without their text."""
-        most = sorted(self._ends, key=lambda block: block.uses, reverse=True)[:TOP_PREFIXES]
-        return [_describe(block, self._ends[block]) for block in most]
-
-    def _follow(self, match: Match) -> None:
-        *before, last = (part.block for part in match.pieces)
-        for block in before:
-            if not block.is_shared:  # an earlier turn of the same conversation
-                self._ends.pop(block, None)
-        self._ends[last] = max(match.length, self._ends.get(last, 0))
-        if len(self._ends) > _FOLLOWED_MAX:
-            del self._ends[min(self._ends, key=lambda block: block.uses)]
-
-
-def _describe(block: Block, length: int) -> TopPrefix:
-    path = [BlockPart(block, length - block.first), *path_to(block)]
-    stored = (item for part in path for item in (part.block, *snapshots_of(part)))
-    size = sum(item.nbytes or item.disk_bytes for item in stored)
-    return TopPrefix(tokens=length, uses=block.uses, bytes=size, pinned=block.is_pinned)
 
 
 class PrefixIndex:
@@ -98,7 +65,6 @@ class PrefixIndex:
         self._ram, self._disk = Tier("nbytes"), Tier("disk_bytes")
         self._unwanted: dict[str, Item] = {}
         """Items whose files are to be removed and were not yet returned by `shrink_disk`."""
-        self._forgotten = EvictedKeys()
         self._lookups = LookupStats()
         self._now = 0
         self._age = 0
@@ -117,20 +83,13 @@ class PrefixIndex:
     def find(self, keys: tuple[int, ...], *, salt: str = "", limit: int, ram_only: bool = False) -> Match:
         """Return the longest restorable prefix of a prompt, up to `limit`, and mark its items as used.
 
-        `miss`: `empty`: nothing is stored with this salt; `diverged_at_N`: no block has the key at position
-        N; `media_differs`: the same, at an image; `evicted`: a longer prefix was stored once; `no_snapshot`,
-        `no_window`: blocks have more of the keys, but a state or the columns of a sliding window are missing;
-        `not_in_ram`: the rest is on disk.
+        `miss`: `diverged_at_N`: no block has the key at position N; `incomplete`: blocks have more of the
+        keys, but their payload is not in memory, or a state or the columns of a sliding window are missing.
         """
         limit = min(limit, len(keys))
-        path, _ = self._tree.walk(keys, salt, limit)
+        path, known = self._tree.walk(keys, salt, limit)
         length, snapshot = longest(path, self.shape, ram_only=ram_only)
-        miss = ""
-        if ram_only and longest(path, self.shape)[0] > length:
-            miss = "not_in_ram"
-        elif length < limit:
-            root = self._tree.root(salt)
-            miss = why_not_longer(keys, path, length, root, self.shape, self._forgotten)
+        miss = "incomplete" if length < known else f"diverged_at_{known}" if known < limit else ""
         match = match_of(path, length, snapshot, miss)
         self._touch(match.items)
         return match
@@ -150,7 +109,7 @@ class PrefixIndex:
         return known, known == end and bool(path) and end in path[-1].block.snapshots
 
     def status(self, *, ram_limit: int = 0, disk_limit: int = 0) -> PrefixStatus:
-        """Return sizes, counts since the start, and the most used prefixes."""
+        """Return sizes, and counts since the start."""
         snapshots = sum(isinstance(item, Snapshot) for item in self._tree.items.values())
         return PrefixStatus(
             ram_bytes=self.ram_bytes,
@@ -164,7 +123,6 @@ class PrefixIndex:
             prompt_tokens=self._lookups.prompt_tokens,
             reused_tokens=self._lookups.reused_tokens,
             misses=dict(self._lookups.misses),
-            top=self._lookups.top(),
         )
 
     # --- storing ---
@@ -308,7 +266,6 @@ class PrefixIndex:
             if item in self._tree and not item.holds and contains(namespace, salt_of(item)):
                 gone += self._remove(item)
         self._unwanted.clear()
-        self._forgotten.clear()
         self.version += 1
         return gone
 
@@ -344,7 +301,6 @@ class PrefixIndex:
 
     def _remove(self, item: Item) -> list[Item]:
         """Remove an item and its descendants. Returns them."""
-        self._forgotten.add(item)
         gone = self._tree.remove(item)
         for each in gone:
             each.payload = None
@@ -352,8 +308,6 @@ class PrefixIndex:
             if each.disk_bytes:
                 self._unwanted[each.digest] = each
                 self._disk.take(each)
-            if isinstance(each, Block):
-                self._lookups.forget(each)
         return gone
 
 

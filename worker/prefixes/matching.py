@@ -1,15 +1,13 @@
-"""Prefix matching: the longest restorable prefix on a path of stored blocks, and why it is not longer."""
+"""Prefix matching: the longest restorable prefix on a path of stored blocks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from worker.contract.engine import CacheSpec
-from worker.contract.images import MEDIA_KEYS
-from worker.prefixes.eviction import EvictedKeys
-from worker.prefixes.items import Block, BlockPart, Item, Snapshot
+from worker.prefixes.items import BlockPart, Item, Snapshot
 from worker.prefixes.tree import snapshots_of
 
 Place = Literal["none", "ram", "disk"]
@@ -63,31 +61,6 @@ def longest(
             if at <= end and _settle(at, gaps) == at and not (ram_only and snapshot.payload is None):
                 return at, snapshot
     return 0, None
-
-
-def why_not_longer(
-    keys: tuple[int, ...],
-    path: Sequence[BlockPart],
-    length: int,
-    root: Block,
-    shape: CacheSpec,
-    forgotten: EvictedKeys,
-) -> str:
-    """Return why only `length` keys of a prompt are restorable, fewer than requested. `root`: of the path."""
-    known = path[-1].end if path else 0
-    if length < known:
-        if longest(path, replace(shape, has_states=False))[0] == length:
-            return "no_window"
-        return "evicted" if forgotten.had_snapshot(path, length) else "no_snapshot"
-    block = path[-1].block if path else root
-    if forgotten.had_block(block.digest, keys, known):
-        return "evicted"
-    if not root.children:
-        return "empty"
-    others = [*block.keys[known - block.first :][:1], *block.children.get(known, ())]
-    if others and max(keys[known], *others) >= MEDIA_KEYS:
-        return "media_differs"
-    return f"diverged_at_{known}"
 
 
 def _gaps(path: Iterable[BlockPart], window: int) -> list[tuple[int, int]]:

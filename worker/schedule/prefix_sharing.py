@@ -28,8 +28,9 @@ CUT_NEAR = 32
 CUTS_MAX = 16
 """Maximum snapshot positions of a row."""
 
-SCORED, SPARSE = "scored", "sparse"
-"""Miss reasons: the prompt's logprobs are requested and need its forward pass; parts of it are skipped."""
+OFF, REQUEST = "off", "request"
+"""Miss reasons: there is no prefix cache; the request needs its prompt to run, for its logprobs or for sparse
+prefill, or the prompt is too short."""
 
 
 class _Seen(NamedTuple):
@@ -67,9 +68,9 @@ class Sharing:
     def miss(self, row: Row) -> str:
         """Return why no longer prefix of the row is reused."""
         if not row.is_scored or row.sparse:
-            return SPARSE if row.sparse else SCORED
+            return REQUEST
         match = self._look_up(row)
-        return match.miss if _is_worth_it(row, match) or not match.length else "short"
+        return match.miss or ("" if _is_worth_it(row, match) else REQUEST)
 
     def left(self, row: Row) -> int:
         """Return how many tokens of the row's prompt are to run, by what is stored now."""

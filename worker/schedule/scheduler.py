@@ -32,7 +32,7 @@ from worker.schedule.encoder_cache import EncoderCacheManager, images_of
 from worker.schedule.memory_reservations import Reservations
 from worker.schedule.prefill_batches import begin_of, form_groups, is_short, leads_of, overtaking
 from worker.schedule.prefill_cost import PrefillCostModel, PrefillWork
-from worker.schedule.prefix_sharing import SHORT_TOKENS_MAX, Sharing
+from worker.schedule.prefix_sharing import OFF, SHORT_TOKENS_MAX, Sharing
 from worker.schedule.rows import Chunk, EncodeImage, Group, Phase, Row, SchedulerOutput, row_of, work_of
 
 AHEAD_MAX = 7
@@ -255,7 +255,7 @@ class Scheduler:
 
     def miss(self, row: Row) -> str:
         """Return why no more of a row's prompt is reused, as a value of `protocol.types.PrefixReuse.miss`."""
-        return "off" if self._sharing is None else self._sharing.miss(row)
+        return OFF if self._sharing is None else self._sharing.miss(row)
 
     def relatives(self, row: Row) -> list[Row]:
         """Return the rows of its family that have not started, including itself."""

@@ -35,7 +35,7 @@ def flight(*, known: PrefixReuse | None = None, end: Finished | None = None) -> 
     ("told", "value"),
     [
         (PrefixReuse(miss="cold"), b"hit=0/3; tier=none; miss=cold"),
-        (PrefixReuse(tokens=2, tier="ram", miss="no_snapshot"), b"hit=2/3; tier=ram; miss=no_snapshot"),
+        (PrefixReuse(tokens=2, tier="ram", miss="incomplete"), b"hit=2/3; tier=ram; miss=incomplete"),
         (PrefixReuse(tokens=1, tier="tape", miss="a b;\r\nc: é"), b"hit=1/3; tier=none; miss=a_b___c:__"),
     ],
 )

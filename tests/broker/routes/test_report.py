@@ -22,7 +22,6 @@ from protocol.types import (
     Resources,
     SpecDecodeStats,
     SpecDecodeStatus,
-    TopPrefix,
 )
 from tests.broker.dispatcher_line import SILENT_S, STALL_S, Line
 from tests.factories import finished, request
@@ -233,22 +232,13 @@ def test_the_cache_of_a_model_is_that_of_all_its_workers() -> None:
     line = Line()
     for worker, model in (("w1", "m"), ("w2", "m"), ("w3", "bare")):
         line.serving(worker, model)
-    often = TopPrefix(tokens=1500, uses=9, bytes=4096, pinned=True)
-    rare = TopPrefix(tokens=64, uses=2, bytes=64)
-    line.beat("w1", prefix=prefix(misses={"cold": 1, "evicted": 2}, top=[rare]))
-    line.beat("w2", prefix=prefix(lookups=2, hits=0, misses={"cold": 2}, top=[often]))
+    line.beat("w1", prefix=prefix(misses={"off": 1, "incomplete": 2}))
+    line.beat("w2", prefix=prefix(lookups=2, hits=0, misses={"off": 2}))
     line.beat("w3")
     bare, cache = report.caches(line.dispatcher.fleet)["data"]
-    assert (bare["model"], bare["enabled"], bare["hit_rate"], bare["top"]) == ("bare", False, None, [])
-    line.beat("w3", prefix=prefix(top=[TopPrefix(tokens=1, uses=n, bytes=1) for n in range(50)]))
-    uses = [prefix["uses"] for prefix in report.caches(line.dispatcher.fleet)["data"][0]["top"]]
-    assert uses == list(range(49, 49 - report.TOP_PREFIXES_MAX, -1))
+    assert (bare["model"], bare["enabled"], bare["hit_rate"]) == ("bare", False, None)
     assert cache == {
         "model": "m", "enabled": True, "ram_bytes": 20, "ram_limit": 200, "disk_bytes": 40, "disk_limit": 400,
         "blocks": 6, "snapshots": 4, "lookups": 10, "hits": 6, "prompt_tokens": 2000, "reused_tokens": 1800,
-        "read_timeouts": 0, "hit_rate": 0.6, "token_hit_rate": 0.9, "misses": {"cold": 3, "evicted": 2},
-        "top": [
-            {"tokens": 1500, "uses": 9, "bytes": 4096, "pinned": True},
-            {"tokens": 64, "uses": 2, "bytes": 64, "pinned": False},
-        ],
+        "read_timeouts": 0, "hit_rate": 0.6, "token_hit_rate": 0.9, "misses": {"off": 3, "incomplete": 2},
     }  # fmt: skip

@@ -11,7 +11,6 @@ import pytest
 
 from protocol.prefix_namespace import salt_in
 from worker.contract.engine import CacheSpec
-from worker.prefixes.eviction import FORGOTTEN_MAX
 from worker.prefixes.index import PrefixIndex
 from worker.prefixes.items import Block, Item, memory_of, snapshot_behind
 from worker.prefixes.matching import Match
@@ -91,7 +90,7 @@ def test_salts_never_see_each_other() -> None:
     assert match.snapshot.payload == "a"
     index.lost(index.find(A, salt="a", limit=16).pieces[0].block)
     assert found(index, A, salt="b") == (16, "diverged_at_16")
-    assert found(index, A, salt="never") == (0, "empty")
+    assert found(index, A, salt="never") == (0, "diverged_at_0")
 
 
 def test_block_that_is_only_on_disk_is_refilled_in_ram() -> None:
@@ -133,7 +132,7 @@ def test_reused_prefix_ages_and_is_evicted_before_new_ones() -> None:
     for n in range(2, 40):
         store(index, branch(A, 0, 1000 * n), 8)
         index.shrink_ram(limit)
-    assert found(index, old) == (0, "evicted")
+    assert found(index, old) == (0, "diverged_at_0")
     assert found(index, branch(A, 0, 39000)[:8]) == (8, "")
 
 
@@ -192,23 +191,6 @@ def test_the_queue_of_a_tier_does_not_grow_with_what_comes_and_goes() -> None:
     assert index.shrink_disk(0) == [block]
 
 
-def test_evicted_keys_are_remembered_for_a_while() -> None:
-    index = PrefixIndex(HYBRID)
-    store(index, A, 24, size=8)
-    index.add_snapshot(A, 8, "s", NBYTES)
-    index.add_snapshot(A, 24, "s", NBYTES)
-    assert index.shrink_ram(index.ram_bytes - 1)[0].position == 8
-    assert found(index, A[:12]) == (0, "evicted")
-    index.shrink_ram(0)
-    assert found(index, A) == (0, "evicted")
-    assert found(index, branch(A, 3, 900)) == (0, "empty")
-    for n in range(FORGOTTEN_MAX + 1):
-        store(index, (10_000 + n,), 1)
-    index.shrink_ram(0)
-    assert found(index, A) == (0, "empty")
-    assert found(index, (10_001,)) == (0, "evicted")
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -232,7 +214,7 @@ def test_a_file_that_says_what_it_is_not_is_an_orphan(change: dict[str, Any]) ->
     index = PrefixIndex(HYBRID)
     assert sorted(index.restore_from_disk([forged, *rest])) == sorted(f.digest for f in (file, *rest))
     assert index.disk_bytes == 0
-    assert found(index, A) == (0, "empty")
+    assert found(index, A) == (0, "diverged_at_0")
     store(index, A, 16)
 
 
@@ -267,7 +249,7 @@ def test_clear_of_a_namespace_leaves_what_others_have_stored() -> None:
     assert (index.ram_bytes, index.disk_bytes) == (before[0] // 2, before[1] // 2)
     for salt in (others, plain):
         assert found(index, A, salt=salt)[0] == 24
-    assert found(index, A, salt=mine) == found(index, A, salt=same) == (0, "empty")
+    assert found(index, A, salt=mine) == found(index, A, salt=same) == (0, "diverged_at_0")
     assert index.clear("nobody") == []
 
 

@@ -141,7 +141,7 @@ def test_two_images_in_one_place_are_told_apart_and_why() -> None:
         house.submit(id, 5, tokens=tokens, images=[(name, 100, 50)])
         house.run()
     assert reused(house, "second").reuse.tokens == 100
-    assert reused(house, "second").reuse.miss == "media_differs"
+    assert reused(house, "second").reuse.miss == "diverged_at_100"
     assert house.engine.looks == [CAT, DOG]
 
 

@@ -50,7 +50,7 @@ def test_the_next_turn_begins_behind_the_last_answer(shape: CacheSpec) -> None:
     house.submit("second", 8, tokens=(*prompt, 5, 6, 7, END, *tokens(2, 40)))
     house.run()
     assert cached(house, "first") == 0
-    assert reused(house, "first").reuse.miss == "empty"
+    assert reused(house, "first").reuse.miss == "diverged_at_0"
     assert cached(house, "second") == 704
     assert reused(house, "second").reuse.tier == "ram"
     assert house.text("second") == "<8>"

@@ -144,7 +144,7 @@ def test_a_stored_prefix_is_not_taken_by_a_row_that_asks_and_may_be_left_by_it(s
     house.submit("after", 5, like="first")
     house.run()
     reused = {m.id: m.reuse for m in house.published if isinstance(m, PrefixHit)}
-    assert (reused["asks"].tokens, reused["asks"].miss) == (0, "scored")
+    assert (reused["asks"].tokens, reused["asks"].miss) == (0, "request")
     assert reused["after"].tokens == 599
     assert told(house, "asks") == expected(house.engine.prompts["first"])
 

@@ -162,4 +162,4 @@ def test_sparse_row_does_not_share_prefixes_with_dense_rows() -> None:
     SparsePrefillQueue(is_able=True).hold(sparse, WISH)
     same = scheduler.add(request(id="same", sparse=None), 0.0)
     assert same.prompt_group == first.prompt_group != sparse.prompt_group
-    assert scheduler.miss(sparse) == "sparse"
+    assert scheduler.miss(sparse) == "request"
