@@ -91,8 +91,8 @@ class Failover:
         return self.routing.choose_worker(request, loads)
 
     def _worker_loads(self, workers: Sequence[Worker], *, batches: bool = False) -> list[WorkerLoad]:
-        """Return the loads of workers of one model. `batches`: lines of batches count, which give way to all
-        others."""
+        """Return the loads of workers of one model. `batches`: lines of batches count, whose places all
+        others may take."""
         return self.routing.worker_loads(
             [
                 (each, [f for f in self._flights.assigned(each.incarnation) if batches or not f.is_batch])

@@ -40,7 +40,7 @@ class Starvation:
         beat = worker.beat
         rows = {row.id: row for row in beat.rows} if beat else {}
         flights = self._flights.assigned(worker.incarnation)
-        # Lines of batches wait while there is any other request.
+        # Lines of batches wait for others at any time, also once they have begun.
         watched_ones = [flight for flight in flights if not flight.is_batch] or flights
         assigned = {flight.id: flight for flight in watched_ones}
         watched = [_watched(flight, rows) for flight in assigned.values()]

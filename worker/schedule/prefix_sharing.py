@@ -116,8 +116,8 @@ class Sharing:
                 or other.request.salt != row.request.salt
             ):
                 continue
-            if other.sparse:
-                continue  # stores nothing
+            if other.sparse or (other.is_batch and not row.is_batch):
+                continue  # stores nothing, or may be preempted first
             until = min(self._shared(row, other), row.reusable)
             if until - there >= AWAITED_TOKENS_MIN and self._promises(other, until):
                 return other

@@ -93,6 +93,18 @@ def test_a_steady_client_does_not_stop_a_batch() -> None:
     assert next(m.id for m in house.published if isinstance(m, Finished)) == "line"
 
 
+def test_a_request_does_not_wait_for_the_prefix_of_a_batch_row() -> None:
+    house = House(engine=ScriptedEngine(shape=CacheSpec()), store_bytes=10**9, prefill_tokens=64)
+    prompt = tuple(range(1, 2000))
+    house.submit("line", 5, tokens=prompt, priority=BATCH)
+    house.engine.at["prefill", 2] = lambda: house.submit("chat", 7, tokens=(*prompt[:1500], 1))
+    house.run()
+    rows = [row for group in house.engine.groups for row in group]
+    first, last = rows.index("chat"), len(rows) - rows[::-1].index("chat")
+    assert first <= 3
+    assert set(rows[first:last]) == {"chat"}
+
+
 def test_waiting_for_other_requests_is_no_starvation() -> None:
     house = House(engine=ScriptedEngine(shape=CacheSpec()), store_bytes=10**9, rows_max=1)
     house.submit("line", *range(1, 30), prompt=20, priority=BATCH)
