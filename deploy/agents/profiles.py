@@ -16,12 +16,17 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from protocol.client_recipes import client_recipes
-
 NO_KEY = "none"
 """Placeholder for endpoints without keys: agents require one."""
 
 PI_EXTENSION = Path(__file__).with_name("pi.js")
+
+
+def _recipes() -> Mapping[str, Any]:
+    # Imported when it is called: the command first checks that `protocol` is ours.
+    from protocol.client_recipes import client_recipes
+
+    return client_recipes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,7 @@ class Model:
         """The number of tokens that an agent reserves for an answer."""
         if self.context_length is None:
             return None
-        recipes = client_recipes()
+        recipes = _recipes()
         most, share = int(recipes["answer_tokens_max"]), int(recipes["answer_share"])
         return max(1, min(most, self.context_length // share))
 
@@ -84,15 +89,15 @@ class Agent(StrEnum):
     @property
     def package(self) -> str:
         """The npm package."""
-        return str(client_recipes()["agents"][self]["package"])
+        return str(_recipes()["agents"][self]["package"])
 
     def setup(self, endpoint: Endpoint, model: Model) -> AgentProfile:
-        return _profile(client_recipes()["agents"][self], endpoint, model)
+        return _profile(_recipes()["agents"][self], endpoint, model)
 
 
 def anybody(endpoint: Endpoint, model: Model) -> AgentProfile:
     """Return the variables that the SDKs of OpenAI and Anthropic read, and tools built on them."""
-    return _profile(client_recipes()["sdks"], endpoint, model)
+    return _profile(_recipes()["sdks"], endpoint, model)
 
 
 def shell_text(setup: AgentProfile, agent: Agent | None = None) -> str:
