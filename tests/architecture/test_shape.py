@@ -38,7 +38,6 @@ BOUNDARIES = {
     "worker/schedule/loop.py",
     "worker/grammars/compiler.py",
     "worker/transport/pool.py",
-    "worker/schedule/draft_prefix_cache.py",
     "worker/schedule/prefix_store.py",
     "worker/transport/modelthread.py",
     "worker/models/load.py",

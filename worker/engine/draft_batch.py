@@ -74,13 +74,10 @@ class DraftBatch:
     def take(self, name: str) -> DraftSequence:
         """Remove a row from the batch and return it."""
         place = self.names.index(name)
-        seat = DraftSequence(self.copied(name), self._batch.lengths[place], self._bases[place])
+        length, base = self._batch.lengths[place], self._bases[place]
+        caches = self._batch.extract(place, self._fresh())
         self.leave(name)
-        return seat
-
-    def copied(self, name: str) -> RowCaches:
-        """Return copies of a row's caches, detached from the batch."""
-        return self._batch.extract(self.names.index(name), self._fresh())
+        return DraftSequence(caches, length, base)
 
     def leave(self, name: str) -> None:
         """Remove a row."""
@@ -207,16 +204,6 @@ class DraftBatches:
         self._network.forward(fed, heard, positions, seat.caches)
         mx.eval([cache.state for cache in seat.caches])
         seat.length += len(tokens)
-
-    def restore(self, row: str, caches: RowCaches, length: int) -> None:
-        """Start a row anew with `caches` of `length` tokens."""
-        self.drop(row)
-        self._own[row] = DraftSequence(caches, length)
-
-    def copied(self, row: str) -> RowCaches:
-        """Return the caches of a row that has read something, or copies of them."""
-        draft_batch = self._batch_of(row)
-        return self.own(row) if draft_batch is None else draft_batch.copied(row)
 
     def own(self, row: str) -> RowCaches:
         """Return the caches of a row that has read something, and never drafted."""

@@ -10,8 +10,6 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
-from worker.contract.engine import CacheSegment, CacheSlice
-from worker.engine.caches import snapshots
 from worker.engine.caches.cost import row_cost
 from worker.engine.draft_batch import DraftBatches
 from worker.engine.token_importance import can_score_tokens, score_tokens_in_parts
@@ -23,18 +21,13 @@ class DraftModelProposer:
     block = 1
     keeps_draft_kv = True
 
-    def __init__(
-        self, model: nn.Module, relative_cost: float, vocabulary: int, *, restorable: bool = True
-    ) -> None:
-        """`model`: supports ragged steps. `vocabulary`: its number of tokens. `restorable`: rows can be
-        restored from stored caches."""
+    def __init__(self, model: nn.Module, relative_cost: float, vocabulary: int) -> None:
+        """`model`: supports ragged steps. `vocabulary`: its number of tokens."""
         self.relative_cost = relative_cost
         self._model = model
         self._last_known = vocabulary - 1
         self._cost = row_cost(model)
         self._draft_batches = DraftBatches(self, partial(make_prompt_cache, model))
-        self.shape = snapshots.shape_of(make_prompt_cache(model)) if restorable else None
-        """As `Engine.shape`."""
         self.can_score_tokens = can_score_tokens(make_prompt_cache(model))
         """Whether `score_tokens` is supported."""
         self._weighing: dict[str, Iterator[Any]] = {}
@@ -70,19 +63,6 @@ class DraftModelProposer:
             return None
         del self._weighing[row]
         return list(weights.tolist())
-
-    def copy_cache(
-        self, row: str, runs: Sequence[tuple[int, int]], *, states: bool
-    ) -> tuple[list[CacheSlice], CacheSlice | None]:
-        """As `Engine.cut`, for the tokens that the draft model has read."""
-        return snapshots.cuts_of(self._draft_batches.copied(row), 0, runs, states=states)
-
-    def restore(self, row: str, pieces: Sequence[CacheSegment], states: object | None) -> None:
-        """As `Engine.restore`."""
-        caches = make_prompt_cache(self._model)
-        snapshots.rebuild(caches, pieces, states)
-        mx.eval([cache.state for cache in caches])
-        self._draft_batches.restore(row, caches, pieces[-1].first + pieces[-1].count)
 
     def drop(self, row: str) -> None:
         self._weighing.pop(row, None)

@@ -112,8 +112,6 @@ class DraftState:
         self._ngram = {length: AcceptanceEstimate(rate, parent=ngram) for length, rate in _MATCHES}
         """By the least match length."""
         self._others = {FORCED: AcceptanceEstimate(), MODEL: AcceptanceEstimate(parent=network)}
-        self.has_begun = False
-        """The draft network has begun with the row."""
         self._vain = 0
         """Consecutive n-gram drafts of which no token was accepted."""
         self._empty = 0

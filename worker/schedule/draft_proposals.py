@@ -9,7 +9,6 @@ from worker.contract.engine import StepOutput
 from worker.schedule.acceptance import AcceptanceEstimate, DraftState
 from worker.schedule.circuit_breaker import NetworkBreaker
 from worker.schedule.draft_length import DRAFTED_MAX, DraftChoice, DraftLengthPolicy
-from worker.schedule.draft_prefix_cache import DraftPrefixCache
 from worker.schedule.ngram_proposer import MODEL, Draft
 from worker.schedule.prefill_cost import PrefillCostModel, PrefillWork
 from worker.schedule.rows import Row
@@ -34,27 +33,19 @@ class DraftCatchUp:
     steps, one chunk of a row at a time, small enough that running streams keep their inter-token target.
     """
 
-    def __init__(
-        self, drafter: DraftProposer, target_s: float, draft_prefix_cache: DraftPrefixCache | None = None
-    ) -> None:
-        """`target_s`: between two tokens of a running stream. `draft_prefix_cache`: the drafter's."""
+    def __init__(self, drafter: DraftProposer, target_s: float) -> None:
+        """`target_s`: between two tokens of a running stream."""
         self.relative_cost, self.block = drafter.relative_cost, drafter.block
         self.acceptance = AcceptanceEstimate()
         """For all rows."""
         self._drafter = drafter
         self._pace = PrefillCostModel(target_s=READ_SHARE * target_s, tokens_max=READ_TOKENS_MAX)
-        self._prefix_cache = draft_prefix_cache
         self._read = PrefillWork()
         self._reads = 0
 
     def retry_drafting(self) -> None:
         """Forget the acceptance of all drafts: they have not paid for long, but may now."""
         self.acceptance.reset()
-
-    def begin(self, row: Row) -> None:
-        """Restore what the drafter's prefix cache has of a new row."""
-        if self._prefix_cache is not None:
-            self._prefix_cache.restore(row)
 
     def knows(self, row: Row) -> bool:
         """Return whether the drafter could draft for the row once it has caught up."""
@@ -91,11 +82,7 @@ class DraftCatchUp:
             count = budget.chunk_length(row.length - done - 1, done)
             if not count:
                 return
-            if self._prefix_cache is not None:
-                count = self._prefix_cache.until(row, done, count)
             self._drafter.read(row.id, _tokens_from(row, done)[:count])
-            if self._prefix_cache is not None:
-                self._prefix_cache.has_read(row)
             budget.spend(PrefillWork.call(1, count, done))
             self._read = budget.spent
 
@@ -166,10 +153,6 @@ class DraftProposals:
         open_ = {row: room for row, room in rooms.items() if self._catch_up.knows(row)}
         if not open_ or not self._costs.is_measured(rows):
             return choice
-        for row in open_:
-            if not (known := self._sources[row.id]).has_begun:
-                known.has_begun = True
-                self._catch_up.begin(row)
         if self._breaker.is_tried:
             if may_read and not choice.length:
                 self._try(list(open_), rows)

@@ -25,7 +25,6 @@ from worker.prefixes.index import BLOCK_TOKENS, PrefixIndex, keep
 from worker.prefixes.items import Item
 from worker.prefixes.matching import Match
 from worker.schedule.commands import Command, DiskSpace, Fetched, Written
-from worker.schedule.draft_prefix_cache import SAMPLED_TOKENS, DraftPrefixCache, open_draft_prefix_cache
 from worker.schedule.rows import Phase, Row
 
 log = logging.getLogger(__name__)
@@ -86,8 +85,6 @@ class PrefixStore:
     disk: DiskTier | None = None
     disk_max: int = 0
     disk_share: float = 1.0
-    draft_prefix_cache: DraftPrefixCache | None = None
-    """Prefix cache of the draft model, within the same memory limit."""
     _writing: dict[str, Item] = field(default_factory=dict)
     _reading: dict[str, Item] = field(default_factory=dict)
     _waits: dict[str, _DiskWait] = field(default_factory=dict)
@@ -213,8 +210,6 @@ class PrefixStore:
         """Store the prefix of a row that ends, before its caches are dropped."""
         if row.sparse:
             return
-        if self.draft_prefix_cache is not None:
-            self.draft_prefix_cache.keep(row)
         if row.phase is Phase.DECODE:
             # Until it has decoded, its last token is not in its caches; its prompt is stored.
             if row.has_decoded:
@@ -251,11 +246,7 @@ class PrefixStore:
 
     def fit(self, ram_max: int | None) -> None:
         """Evict prefixes beyond the memory limit. `ram_max`: the memory that rows leave."""
-        room = self.ram_max if ram_max is None else min(self.ram_max, ram_max)
-        if self.draft_prefix_cache is not None:
-            self.draft_prefix_cache.fit(int(room * self.draft_prefix_cache.memory_share))
-            room -= self.draft_prefix_cache.nbytes
-        self.index.shrink_ram(room)
+        self.index.shrink_ram(self.ram_max if ram_max is None else min(self.ram_max, ram_max))
 
     def fit_disk(self) -> None:
         """Evict prefixes on disk beyond its limit, which shrinks when others fill the disk."""
@@ -293,8 +284,7 @@ class PrefixStore:
         gone = self.index.clear(namespace)
         if self.disk is not None:
             self.disk.remove([item.digest for item in gone])
-        read = self.draft_prefix_cache.clear(namespace) if self.draft_prefix_cache is not None else 0
-        return read + before[0] - self.index.ram_bytes, before[1] - self.index.disk_bytes
+        return before[0] - self.index.ram_bytes, before[1] - self.index.disk_bytes
 
     def count(self, row: Row, match: Match | None, miss: str) -> None:
         """Count the prefix hit or miss of a request that begins."""
@@ -316,10 +306,7 @@ class PrefixStore:
 
     def status(self) -> PrefixStatus:
         status = self.index.status(ram_limit=self.ram_max, disk_limit=self._disk_limit())
-        read = self.draft_prefix_cache.nbytes if self.draft_prefix_cache is not None else 0
-        return msgspec.structs.replace(
-            status, ram_bytes=status.ram_bytes + read, read_timeouts=self.read_timeouts
-        )
+        return msgspec.structs.replace(status, read_timeouts=self.read_timeouts)
 
 
 def open_store(model: Model, limits: StoreLimits, post: Callable[[Command], None]) -> PrefixStore | None:
@@ -335,16 +322,6 @@ def open_store(model: Model, limits: StoreLimits, post: Callable[[Command], None
         disk = DiskTier(
             limits.folder / facts.fingerprint, facts.fingerprint, on_space=lambda: post(DiskSpace())
         )
-    draft_prefix_cache = open_draft_prefix_cache(model.engine.drafter, model.engine.row_bytes(SAMPLED_TOKENS))
-    store = PrefixStore(
-        model.engine,
-        PrefixIndex(shape),
-        ram_max,
-        post,
-        disk,
-        limits.disk,
-        limits.disk_share,
-        draft_prefix_cache,
-    )
+    store = PrefixStore(model.engine, PrefixIndex(shape), ram_max, post, disk, limits.disk, limits.disk_share)
     store.open()
     return store

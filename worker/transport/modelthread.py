@@ -26,7 +26,6 @@ from worker.contract.engine import EmbeddingModel, Loader, Model, ModelError, Pr
 from worker.contract.texts import TextsPreparer
 from worker.schedule.batching_window import BatchingWindow
 from worker.schedule.commands import Command, Stop
-from worker.schedule.draft_prefix_cache import DraftPrefixCache
 from worker.schedule.draft_proposals import DraftCatchUp
 from worker.schedule.embedding_loop import STEP_SHARE, EmbeddingLoop
 from worker.schedule.loop import Loop
@@ -181,7 +180,7 @@ class ModelThread:
             publisher=Publisher(self._incarnation, self._outbox.put, self._outbox.depth),
             admission=BatchingWindow(settings.admission_window_s),
             counters=self.counters,
-            drafting=_drafting(settings, model, store.draft_prefix_cache if store else None),
+            drafting=_drafting(settings, model),
             sparse_prefill=_thinning(settings, model),
             device_memory=self._device_memory,
             watch=ProgressWatch(starved_after_s(settings.stall_timeout_s)),
@@ -234,11 +233,9 @@ def _thinning(settings: WorkerSettings, model: Model) -> SparsePrefillQueue:
     )
 
 
-def _drafting(
-    settings: WorkerSettings, model: Model, draft_prefix_cache: DraftPrefixCache | None
-) -> Speculation:
+def _drafting(settings: WorkerSettings, model: Model) -> Speculation:
     # Naming a draft model enables speculation.
     wish = settings.speculation or ("auto" if settings.draft_model else "off")
     drafter = model.engine.drafter
-    following = DraftCatchUp(drafter, settings.inter_token_target_s, draft_prefix_cache) if drafter else None
+    following = DraftCatchUp(drafter, settings.inter_token_target_s) if drafter else None
     return Speculation(is_on=wish == "auto", following=following, position_cost=model.position_cost)

@@ -99,12 +99,7 @@ def load_draft(
         raise ModelError(
             f"the draft model {found.name} cannot draft for several requests at once ({reasons})."
         )
-    drafter = DraftModelProposer(
-        network,
-        found.weight_bytes / weight_bytes,
-        config.vocabulary or len(own),
-        restorable=capabilities.restorable,
-    )
+    drafter = DraftModelProposer(network, found.weight_bytes / weight_bytes, config.vocabulary or len(own))
     _warm_up(drafter)
     return drafter
 
