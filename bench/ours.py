@@ -13,7 +13,6 @@ from protocol.worker_settings import WorkerSettings
 from worker.contract.engine import EngineRequest, Model
 from worker.models.load import ModelLoader
 from worker.schedule.commands import Abort, Command, Stop, Submit
-from worker.schedule.draft_proposals import DraftCatchUp
 from worker.schedule.loop import Loop
 from worker.schedule.publisher import Publisher
 from worker.schedule.scheduler import Scheduler, SchedulerConfig
@@ -31,11 +30,6 @@ def load(folder: Path, draft: Path | None = None) -> Model:
     return model
 
 
-def _following(model: Model) -> DraftCatchUp | None:
-    drafter = model.engine.drafter
-    return DraftCatchUp(drafter, WorkerSettings().inter_token_target_s) if drafter else None
-
-
 class Ours:
     """`bench.sides.Side`. `_publish` counts the tokens of the loop and stops it at the goal."""
 
@@ -49,7 +43,10 @@ class Ours:
             inbox=self._inbox,
             publisher=Publisher("bench", self._publish, lambda: 0),
             drafting=Speculation(
-                is_on=drafting, following=_following(model), position_cost=model.position_cost
+                is_on=drafting,
+                drafter=model.engine.drafter,
+                target_s=WorkerSettings().inter_token_target_s,
+                position_cost=model.position_cost,
             ),
         )
         self._behind: deque[EngineRequest] = deque()

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 
 from worker.__main__ import main
-from worker.schedule import circuit_breaker, draft_length
-from worker.schedule.draft_proposals import DraftCatchUp
-from worker.schedule.rows import Row
+from worker.schedule import draft_catch_up, speculation
 
 
 def make_eager() -> None:
-    draft_length.GAIN_MIN = draft_length.GAIN_KEPT = 0.0
-    circuit_breaker.CREDIT_FIRST = circuit_breaker.CREDIT_MAX = circuit_breaker.LOST_STEPS_MAX = 1e9
-    circuit_breaker.TRIED_GUESSES, circuit_breaker.VAIN_STEPS = 0, 10**9
-    DraftCatchUp.seconds = _nothing  # type: ignore[method-assign]
-
-
-def _nothing(self: DraftCatchUp, row: Row) -> float:
-    """Return a cost of prefilling the draft model that is never too high."""
-    return -math.inf
+    speculation.GAIN_MIN, speculation.MISSES_MAX, draft_catch_up.READ_PER_TOKEN = 0.0, 10**9, 10**9
+    draft_catch_up.MISSED_TOKENS_MAX = 10**9
 
 
 if __name__ == "__main__":

@@ -267,7 +267,7 @@ class Loop:
         # A step without tokens has only started the pipeline.
         now = self.clock()
         self.scheduler.on_step_end(now, decoded=True if step.tokens else None)
-        for id, tried in self.drafting.learn(step, len(rows), now).items():
+        for id, tried in self.drafting.learn(step, now).items():
             self._answers[id].tried(*tried)
         self._hand_out(step)
 

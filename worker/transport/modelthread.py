@@ -26,7 +26,6 @@ from worker.contract.engine import EmbeddingModel, Loader, Model, ModelError, Pr
 from worker.contract.texts import TextsPreparer
 from worker.schedule.batching_window import BatchingWindow
 from worker.schedule.commands import Command, Stop
-from worker.schedule.draft_proposals import DraftCatchUp
 from worker.schedule.embedding_loop import STEP_SHARE, EmbeddingLoop
 from worker.schedule.loop import Loop
 from worker.schedule.prefill_cost import PrefillCostModel
@@ -236,6 +235,9 @@ def _thinning(settings: WorkerSettings, model: Model) -> SparsePrefillQueue:
 def _drafting(settings: WorkerSettings, model: Model) -> Speculation:
     # Naming a draft model enables speculation.
     wish = settings.speculation or ("auto" if settings.draft_model else "off")
-    drafter = model.engine.drafter
-    following = DraftCatchUp(drafter, settings.inter_token_target_s) if drafter else None
-    return Speculation(is_on=wish == "auto", following=following, position_cost=model.position_cost)
+    return Speculation(
+        is_on=wish == "auto",
+        drafter=model.engine.drafter,
+        target_s=settings.inter_token_target_s,
+        position_cost=model.position_cost,
+    )
