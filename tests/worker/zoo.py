@@ -136,7 +136,7 @@ class Life:
         abreast: bool = False,
     ) -> None:
         """`whole`: prompts are run in one chunk and share no prefix. `expected`: each row's answer, of which
-        drafts are made; None: no drafts. `abreast`: prompts at one position mostly prefill in lock step."""
+        drafts are made; None: no drafts. `abreast`: prompts at one position mostly prefill in one call."""
         self._engine, self._rng, self._whole = engine, rng, whole
         self._is_abreast = abreast
         self._expected = expected
@@ -421,7 +421,7 @@ def play(
     """Play one scenario; greedy rows are compared with upstream, sampled ones with themselves alone.
 
     `whole`: prompts are run in one chunk, and none is preempted. `drafted`: with drafts. One scenario in four
-    has lock-step prefill.
+    has prompts at one position in one call.
     """
     rng = random.Random(f"{architecture} {seed}")
     jobs = draw_jobs(rng, rows)

@@ -42,9 +42,6 @@ GROWTH_MAX = 4
 """Maximum tokens per step, as a multiple of the largest step measured."""
 IDLE_S = 1.0
 """Time budget of a step when no row decodes: a cancel waits as long."""
-CALLS_ALONE_MAX = 64
-"""Number of single-row calls after which a call of several rows is tried."""
-_CHEAPER = 0.9
 LATE_SHARE = 0.02
 """Share of the steps with prefill that may exceed the target."""
 
@@ -98,7 +95,6 @@ class PrefillCostModel:
         self._prices = [0.0, 0.0, 0.0]
         self._further = 1.0
         """Cost of a further row's token, in tokens of a row that runs alone."""
-        self._calls_alone = CALLS_ALONE_MAX
         self.rows = 0
         """Number of rows that decode now."""
         self._decode_times: dict[int, float] = {}
@@ -121,11 +117,6 @@ class PrefillCostModel:
     def seconds(self, work: PrefillWork) -> float:
         """Return the predicted seconds of `work`; 0 until something has been measured."""
         return sum(price * part for price, part in zip(self._prices, self._parts(work), strict=True))
-
-    @property
-    def is_measurement_due(self) -> bool:
-        """Whether calls of several rows were not measured for long, or never."""
-        return self._calls_alone >= CALLS_ALONE_MAX
 
     @property
     def is_rough(self) -> bool:
@@ -181,10 +172,6 @@ class PrefillCostModel:
         self._tokens_measured = max(self._tokens_measured, work.tokens)
         parts = self._parts(work)
         expected = self.seconds(work)
-        if work.tokens == work.width:
-            self._calls_alone += work.calls
-        elif seconds > _CHEAPER * expected:  # a cheaper one is measured again at once
-            self._calls_alone = 0
         if expected == 0.0:
             # All is attributed to the tokens, which overestimates longer calls.
             self._prices = [0.0, seconds / parts[1], 0.0]

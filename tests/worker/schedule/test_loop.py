@@ -6,8 +6,17 @@ import pytest
 
 from protocol.errors import Code
 from protocol.messages import Failed, Finished, StepOutputs
-from tests.worker.engines import END, INCARNATION, Broken, House, ScriptedPipeline, breaking
+from tests.worker.engines import (
+    END,
+    INCARNATION,
+    Broken,
+    House,
+    ScriptedEngine,
+    ScriptedPipeline,
+    breaking,
+)
 from worker.contract.device_errors import DeviceError
+from worker.contract.engine import CacheSpec
 from worker.schedule import loop as loop_module
 from worker.schedule.commands import Stop
 from worker.schedule.failures import FAILURES_MAX, EngineKeepsFailing
@@ -167,29 +176,20 @@ def test_prompts_that_fail_together_are_run_again_apart(again: bool) -> None:
     assert house.engine.probes == again
 
 
-def slow_house() -> House:
-    """Return a loop whose long prompts get only small chunks per step, so that they prefill in lock step."""
-    house = House(prefill_tokens=64)
-
-    def take_long() -> None:
-        house.now += 2.0
-
-    house.engine.at = {("prefill", number): take_long for number in range(200)}
-    for id in ("one", "two", "three", "four"):
-        house.submit(id, 5, 6, prompt=100)
-    return house
-
-
-def test_prompts_that_fail_side_by_side_are_run_again_from_their_beginnings() -> None:
-    calm, house = slow_house(), slow_house()
-    calm.run()
-    failing = max(number for number, group in enumerate(calm.engine.groups) if len(group) > 1)
-    house.engine.at["prefill", failing] = breaking("side by side")
+def test_ends_of_prompts_that_fail_together_are_run_again_from_their_beginnings() -> None:
+    house = House(engine=ScriptedEngine(shape=CacheSpec()), store_bytes=10**9, prefill_tokens=2048)
+    stored = tuple(range(600))
+    house.submit("first", 5, 6, tokens=stored)
     house.run()
-    together = calm.engine.groups[failing]
-    again = [[id] for id in together]
-    assert house.engine.groups[failing : failing + 1 + len(together)] == [together, *again]
-    assert all(house.text(id) == "<5><6>" for id in ("one", "two", "three", "four"))
+    together = ["one", "two"]
+    for number, id in enumerate(together):
+        house.submit(id, 5, 6, tokens=(*stored, *range(1000 * (1 + number), 1000 * (1 + number) + 50)))
+    calls = len(house.engine.groups)
+    house.engine.at["prefill", calls] = breaking("side by side")
+    house.run()
+    assert house.engine.restored.keys() >= set(together)
+    assert house.engine.groups[calls : calls + 3] == [together, ["one"], ["two"]]
+    assert all(house.text(id) == "<5><6>" for id in together)
 
 
 def test_a_request_that_is_here_already_is_not_taken_twice() -> None:

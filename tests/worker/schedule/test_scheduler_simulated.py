@@ -57,7 +57,6 @@ class Simulation:
     forks: int = 0
     together: int = 0
     ahead: int = 0
-    lockstep: int = 0
     kept: dict[str, int] = field(default_factory=dict)
     """Encoded images and their bytes."""
     looks: int = 0
@@ -290,18 +289,6 @@ class Simulation:
 
     def check_together(self, group: Group, size: int) -> None:
         self.together += 1
-        if any(not c.last and c.row.phase is Phase.PREFILL for c in group):
-            # Lock-step chunks.
-            self.lockstep += 1
-            assert len({(c.begin, len(c.tokens), c.row.queue_key[0]) for c in group}) == 1
-            assert not any(c.row.images or c.match or c.row.phase is not Phase.PREFILL for c in group)
-            assert not any(
-                c.begin < cut < c.begin + len(c.tokens) for c in group for cut in c.row.snapshot_positions
-            )
-            return
-        if group[0].row.prefilled:
-            assert len({(c.begin, len(c.tokens)) for c in group}) == 1
-            return
         assert all(c.row.prefilled == 0 for c in group)
         assert all(c.last == (c.row.phase is Phase.PREFILL) for c in group)
         self.ahead += sum(not c.last for c in group)
@@ -397,7 +384,6 @@ def test_in_every_history_the_rules_hold_and_everyone_ends() -> None:
         ("forks", 40),
         ("together", 24),
         ("ahead", 10),
-        ("lockstep", 2),
         ("gathered", 80),
         ("looks", 240),
     ):
