@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tests.factories import engine_request
-from worker.schedule.prefill_cost import PrefillWork
-from worker.schedule.rows import Group, Row, work_of
+from worker.schedule.rows import Group, Row
 from worker.schedule.scheduler import Scheduler, SchedulerConfig
 
 ROWS_MAX = 16
@@ -26,7 +25,7 @@ ROWS_MAX = 16
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A cost model, in seconds. `further`: relative cost of a token of a further row in a call."""
+    """A cost model, in seconds."""
 
     name: str
     decode: float
@@ -34,14 +33,13 @@ class Machine:
     call: float
     token: float
     reach: float = 0.0
-    further: float = 1.0
 
     def decode_s(self, rows: int) -> float:
         return self.decode + self.row * rows
 
-    def prefill_s(self, work: PrefillWork) -> float:
-        tokens = work.width + self.further * (work.tokens - work.width)
-        return self.call * work.calls + self.token * tokens + self.reach * work.reach
+    def prefill_s(self, width: int, context: int = 0, rows: int = 1) -> float:
+        """Return the seconds of a call with `width` tokens per row."""
+        return self.call + rows * width * (self.token + self.reach * (context + width / 2))
 
 
 MACHINES = (
@@ -80,7 +78,7 @@ def beside(streams: int, prompt: int) -> Scenario:
     """Return streams beside which a long prompt arrives."""
 
     def arrivals(machine: Machine, chance: random.Random) -> list[Arrival]:
-        began = 10 * machine.decode_s(streams) + streams * machine.prefill_s(PrefillWork.call(1, 50, 0))
+        began = 10 * machine.decode_s(streams) + streams * machine.prefill_s(50)
         return [*(Arrival(0.0, 50, 400) for _ in range(streams)), Arrival(began, prompt, 40)]
 
     return arrivals
@@ -93,7 +91,7 @@ def poisson(share: float, count: int = 80) -> Scenario:
         prompts = [round(20 * 30 ** chance.random()) for _ in range(count)]
         answers = [chance.randint(20, 120) for _ in range(count)]
         work = sum(
-            machine.prefill_s(PrefillWork.call(1, prompt, 0)) + answer * machine.decode_s(ROWS_MAX) / ROWS_MAX
+            machine.prefill_s(prompt) + answer * machine.decode_s(ROWS_MAX) / ROWS_MAX
             for prompt, answer in zip(prompts, answers, strict=True)
         )
         at, found = 0.0, []
@@ -109,7 +107,7 @@ def agents(count: int, turns: int) -> Scenario:
     """Return agents' turns: a prompt of 300 to 1,500 new tokens, an answer of 80, a pause for a tool."""
 
     def arrivals(machine: Machine, chance: random.Random) -> list[Arrival]:
-        turn_s = machine.prefill_s(PrefillWork.call(1, 900, 0)) * 4 + 80 * machine.decode_s(count)
+        turn_s = machine.prefill_s(900) * 4 + 80 * machine.decode_s(count)
         return [
             Arrival(turn * turn_s + chance.uniform(0, turn_s), chance.randint(300, 1500), 80)
             for _ in range(count)
@@ -210,7 +208,8 @@ class Simulation:
             self.scheduler.drop(row.id)
 
     def _prefill(self, group: Group) -> None:
-        self.now += self.machine.prefill_s(work_of(group)) * self.noise()
+        if width := max(len(chunk.tokens) for chunk in group):
+            self.now += self.machine.prefill_s(width, group[0].begin, len(group)) * self.noise()
         self.scheduler.ran(group)
         for chunk in group:
             if chunk.last:

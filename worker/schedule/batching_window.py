@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from worker.schedule.prefill_cost import PrefillCostModel, PrefillWork
+from worker.schedule.prefill_cost import PrefillCall, PrefillCostModel
 from worker.schedule.rows import Row
 
 WINDOW_ALONE_S = 0.001
@@ -123,6 +123,6 @@ class BurstGate:
         row_s = 0.0 if any(row.request.resume for row in (*started, *burst)) else GATHERED_ROW_S
         wait_s_max = min(self.wait_s_max, max(GATHERED_S, row_s * (len(started) + len(burst))))
         waited_s = 0.0 if self._first_at is None else self._now - self._first_at
-        next_s = pace.seconds(PrefillWork.call(1, left(burst[0]), 0))
-        fits = pace.is_rough or waited_s + next_s <= wait_s_max
+        next_s = pace.seconds([PrefillCall(left(burst[0]), 0)])
+        fits = waited_s + next_s <= wait_s_max
         return burst[0] if next_s > 0 and fits and waited_s < wait_s_max else None

@@ -20,10 +20,10 @@ from protocol.types import RequestStatus, Resources, Timings, Usage
 from worker.contract.engine import EmbeddingModel
 from worker.contract.texts import PreparedTexts, Text
 from worker.schedule.commands import Abort, ClearPrefixes, Command, Stop, SubmitTexts
-from worker.schedule.embedding_queue import Batch, EmbeddingRequest, TextQueue, work_of
+from worker.schedule.embedding_queue import Batch, EmbeddingRequest, TextQueue
 from worker.schedule.failures import Failures
 from worker.schedule.loop import OUTBOX_MESSAGES_MAX
-from worker.schedule.prefill_cost import PrefillCostModel
+from worker.schedule.prefill_cost import PrefillCall, PrefillCostModel
 from worker.schedule.publisher import TOLD_EVERY_S, Counters, Publisher
 
 log = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class EmbeddingLoop:
             return
         self._failures.clear()
         longest = max(len(place.text.tokens) for place in batch)
-        self.pace.learn(self.clock() - began, decoded=False, work=work_of(len(batch), longest))
+        self.pace.learn(self.clock() - began, decoded=False, calls=[PrefillCall(len(batch) * longest, 0)])
         self._hand_out(batch, vectors)
 
     def _hand_out(self, batch: Batch, vectors: Sequence[bytes]) -> None:

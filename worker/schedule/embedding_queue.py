@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from worker.contract.texts import PreparedTexts, Text
-from worker.schedule.prefill_cost import PrefillBudget, PrefillWork
+from worker.schedule.prefill_cost import PrefillBudget, PrefillCall
 
 TEXTS_MAX = 64
 """Maximum texts of a batch: the gateway writes them out between two events of other clients."""
@@ -124,14 +124,9 @@ class TextQueue:
             return False
         if not texts or (texts + 1) * longest <= min(TOKENS_MIN, budget.tokens_max):
             return True
-        return budget.holds(work_of(texts + 1, longest))
+        return budget.holds(PrefillCall((texts + 1) * longest, 0))
 
     def _pop(self, request: EmbeddingRequest, longest: int) -> QueuedText:
         place = request.left.pop(bisect_right(request.left, longest, key=request.length) - 1)
         request.paid += longest
         return QueuedText(request, place)
-
-
-def work_of(texts: int, longest: int) -> PrefillWork:
-    """Return the work of a batch for the cost model."""
-    return PrefillWork.call(texts, longest, 0)

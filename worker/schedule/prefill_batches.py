@@ -12,9 +12,9 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 
 from worker.prefixes.matching import Match
 from worker.schedule.encoder_cache import EncoderCacheManager
-from worker.schedule.prefill_cost import PrefillBudget, PrefillWork
+from worker.schedule.prefill_cost import PrefillBudget, PrefillCall
 from worker.schedule.prefix_sharing import SHORT_TOKENS_MAX
-from worker.schedule.rows import Chunk, Group, Row, work_of
+from worker.schedule.rows import Chunk, Group, Row, call_of
 
 PADDING_MAX = 0.25
 """Maximum share of padding in a call with several rows."""
@@ -47,7 +47,7 @@ def form_groups(
         for row in _joining(head, match, waiting, placed, budget) if is_short(head, match) else []:
             stored = waiting.pop(row)
             group.append(_chunk(row, stored, _rest_of(row, stored), line))
-        budget.spend(work_of(group))
+        budget.spent.append(call_of(group))
         groups.append(group)
     return groups
 
@@ -127,7 +127,7 @@ def _joining(
         rest = able[row]
         widest, rows = max(width, rest), 2 + len(found)
         padding = 1 - (real + rest) / (widest * rows)
-        if padding < PADDING_MAX and budget.holds(PrefillWork.call(rows, widest, begin)):
+        if padding < PADDING_MAX and budget.holds(PrefillCall(rows * widest, begin)):
             found.append(row)
             real, width = real + rest, widest
     return found

@@ -10,7 +10,7 @@ from protocol.types import BATCH_PRIORITY, PrefixReuse
 from worker.contract.engine import EngineRequest
 from worker.contract.images import ImageInput
 from worker.prefixes.matching import Match
-from worker.schedule.prefill_cost import PrefillWork
+from worker.schedule.prefill_cost import PrefillCall
 
 Span = tuple[int, int]
 """Half-open range of positions."""
@@ -200,7 +200,6 @@ class SchedulerOutput:
     to_encode: EncodeImage | None = None
 
 
-def work_of(group: Group) -> PrefillWork:
-    """Return the prefill work of a group, padding included. Valid only before the group has run."""
-    width = max(len(chunk.tokens) for chunk in group)
-    return PrefillWork.call(len(group), width, group[0].begin) if width else PrefillWork()
+def call_of(group: Group) -> PrefillCall:
+    """Return the call that runs a group, padding included. Valid only before the group has run."""
+    return PrefillCall(len(group) * max(len(chunk.tokens) for chunk in group), group[0].begin)

@@ -31,9 +31,9 @@ from worker.schedule.batching_window import GATHERED_S_MAX, BurstGate
 from worker.schedule.encoder_cache import EncoderCacheManager, images_of
 from worker.schedule.memory_reservations import Reservations
 from worker.schedule.prefill_batches import begin_of, form_groups, is_short, leads_of, overtaking
-from worker.schedule.prefill_cost import PrefillCostModel, PrefillWork
+from worker.schedule.prefill_cost import PrefillCall, PrefillCostModel
 from worker.schedule.prefix_sharing import OFF, SHORT_TOKENS_MAX, Sharing
-from worker.schedule.rows import Chunk, EncodeImage, Group, Phase, Row, SchedulerOutput, row_of, work_of
+from worker.schedule.rows import Chunk, EncodeImage, Group, Phase, Row, SchedulerOutput, call_of, row_of
 
 AHEAD_MAX = 7
 _SETTLING_STEPS = 2
@@ -84,7 +84,8 @@ class Scheduler:
         """Whether short prompts went before a long one in the last plan."""
         self._settling, self._step_ended_at = 0, 0.0
         self._gate = BurstGate(policy.gathered_s)
-        self._work, self._images_to_encode = PrefillWork(), False
+        self._calls: list[PrefillCall] = []
+        self._images_to_encode = False
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -189,7 +190,7 @@ class Scheduler:
 
     def ran(self, group: Group) -> None:
         """Record that the chunks of a group are in their rows' caches."""
-        self._work = self._work.plus(work_of(group))
+        self._calls.append(call_of(group))
         for chunk in group:
             self._encoder_cache.ran(chunk)
             chunk.row.prefilled = chunk.row.beyond(chunk.begin + len(chunk.tokens))
@@ -233,8 +234,8 @@ class Scheduler:
         """
         self._pace.rows = self.count(Phase.DECODE)
         if decoded is not None and not self._images_to_encode:
-            self._pace.learn(now - self._step_ended_at, decoded=decoded, work=self._work)
-        self._step_ended_at, self._work, self._images_to_encode = now, PrefillWork(), False
+            self._pace.learn(now - self._step_ended_at, decoded=decoded, calls=self._calls)
+        self._step_ended_at, self._calls, self._images_to_encode = now, [], False
         self._gate.on_step_end(now, has_worked=decoded is not None)
 
     def disturb(self) -> None:

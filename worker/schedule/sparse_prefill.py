@@ -14,7 +14,7 @@ from protocol.errors import Code, RequestError
 from protocol.types import SparsePrefill
 from worker.contract.drafts import ImportanceScorer
 from worker.contract.engine import EngineRequest
-from worker.schedule.prefill_cost import PrefillCostModel, PrefillWork
+from worker.schedule.prefill_cost import PrefillCall, PrefillCostModel
 from worker.schedule.rows import Row, Span
 
 CHUNK_TOKENS = 32
@@ -122,7 +122,7 @@ class SparsePrefillQueue:
             self._pace.decode_s = decode_s
             count = self._pace.budget(decoding=decode_s > 0).chunk_length(len(prompt) - done, done)
             importance_scorer.read(row.id, prompt[done : done + count])
-            self._pace.learn(clock() - began, decoded=decode_s > 0, work=PrefillWork.call(1, count, done))
+            self._pace.learn(clock() - began, decoded=decode_s > 0, calls=[PrefillCall(count, done)])
             return False
         weights = importance_scorer.score_tokens(row.id, row.request.tokens[-1])
         if weights is None:
