@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 from protocol.errors import Code, RequestError
 from protocol.log_context import about
@@ -56,6 +57,14 @@ log = logging.getLogger(__name__)
 OUTBOX_MESSAGES_MAX = 2048
 PAUSE_S = 0.05
 """Poll interval in seconds when there are rows but none can run, or when the outbox is full."""
+
+
+class RowEnd(NamedTuple):
+    """A row that is complete. `is_clean`: its caches hold its answer and nothing else."""
+
+    id: str
+    reason: str
+    is_clean: bool = True
 
 
 @dataclass(slots=True)
@@ -179,18 +188,18 @@ class Loop:
             self._fail_row(request.id, engine_error(error))
         else:
             if ended is not None:
-                self._finish(request.id, ended)
+                self._finish(RowEnd(request.id, ended))
             elif requested_keep is not None:
                 self.sparse_prefill.hold(row, requested_keep)
             elif self.store:
                 self.store.fetch(row, now)
 
-    def _leave(self, id: str, *, keeps_draft_kv: bool = True) -> None:
+    def _leave(self, id: str, *, is_stored: bool = True) -> None:
         """Free a row. This is the only place that does."""
         row = self.scheduler.drop(id)
         if self.store and row is not None:
             self.store.drop(id)
-            if keeps_draft_kv:
+            if is_stored:
                 self.store.store_ended_row(row)
         self.model.engine.drop(id)
         self.drafting.drop(id)
@@ -278,7 +287,7 @@ class Loop:
         if step.tokens:
             self._failures.clear()
         deltas: list[Delta] = []
-        ended: list[tuple[str, str, bool]] = []
+        ends: list[RowEnd] = []
         likelihoods, now, shape = step.likelihoods, self.clock(), self.model.engine.shape
         for id, token in step.tokens.items():
             answer = self._answers.get(id)
@@ -294,12 +303,12 @@ class Loop:
                 continue
             deltas.append(delta)
             if reason is not None:
-                ended.append((id, reason, len(delta.tokens) == len(run)))
+                # Tokens sampled after the end are in the recurrent states, and cannot be removed from them.
+                is_clean = len(delta.tokens) == len(run) or not (shape and shape.has_states)
+                ends.append(RowEnd(id, reason, is_clean))
         if deltas:
             self.publisher.events(deltas)
-        for id, reason, is_whole in ended:
-            # Tokens sampled after the end are in the recurrent states, and cannot be removed from them.
-            self._finish(id, reason, keeps_draft_kv=is_whole or not (shape and shape.has_states))
+        self._finish(*ends)
 
     def _next_image(self, look: EncodeImage) -> None:
         """Encode an image. If that fails, only the row that it was planned for fails; others try again."""
@@ -411,7 +420,7 @@ class Loop:
             if self.scheduler.get(row.id) is None:
                 continue  # the row has failed meanwhile
             if row.request.max_tokens == 0:
-                self._finish(row.id, "length")
+                self._finish(RowEnd(row.id, "length"))
                 continue
             try:
                 if row is not chunk.row:
@@ -429,13 +438,15 @@ class Loop:
 
     # --- ends ---
 
-    def _finish(self, id: str, reason: str, *, keeps_draft_kv: bool = True) -> None:
-        answer = self._answers[id]
-        self._leave(id, keeps_draft_kv=keeps_draft_kv)
-        self.publisher.finished(answer, reason, self.clock())
+    def _finish(self, *ends: RowEnd) -> None:
+        """Publish that rows are complete, then store and free them, for which no client waits."""
+        for end in ends:
+            self.publisher.finished(self._answers[end.id], end.reason, self.clock())
+        for end in ends:
+            self._leave(end.id, is_stored=end.is_clean)
 
     def _fail_row(self, id: str, error: RequestError) -> None:
-        self._leave(id, keeps_draft_kv=False)
+        self._leave(id, is_stored=False)
         self.publisher.failed(id, error)
 
     def _fail_step(self, error: Exception) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from protocol.errors import Code
@@ -190,6 +192,20 @@ def test_ends_of_prompts_that_fail_together_are_run_again_from_their_beginnings(
     assert house.engine.restored.keys() >= set(together)
     assert house.engine.groups[calls : calls + 3] == [together, ["one"], ["two"]]
     assert all(house.text(id) == "<5><6>" for id in together)
+
+
+def test_rows_are_finished_before_any_of_them_is_stored() -> None:
+    class Storing(ScriptedEngine):
+        def copy_cache(self, row: str, *given: Any, **options: Any) -> Any:
+            copied.append([len(house.ends(id)) for id in ("a", "b")])
+            return super().copy_cache(row, *given, **options)
+
+    copied: list[list[int]] = []
+    house = House(engine=Storing(shape=CacheSpec()), store_bytes=10**9, prefill_tokens=2048)
+    for id in ("a", "b"):
+        house.submit(id, *range(1, 60), prompt=30)
+    house.run()
+    assert copied[-2:] == [[1, 1], [1, 1]]
 
 
 def test_a_request_that_is_here_already_is_not_taken_twice() -> None:
