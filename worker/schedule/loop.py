@@ -104,6 +104,7 @@ class Loop:
         while self._take_commands():
             if self._answers:
                 self._turn()
+            self._count()
 
     def _turn(self) -> None:
         self._end_waits(self.clock())
@@ -111,7 +112,6 @@ class Loop:
             self._has_worked = self._step()
             self.counters.steps += self._has_worked
             self._check_progress(self.clock())
-        self._count()
 
     # --- commands ---
 
@@ -149,7 +149,6 @@ class Loop:
                 self._adapters.carry_out(command, self._fail_row)
             case Stop():
                 return False
-        self._count()
         return True
 
     def _tend_store(self, command: Fetched | Written | DiskSpace | ClearPrefixes) -> None:
@@ -214,6 +213,7 @@ class Loop:
             self._decode()
         else:
             self.scheduler.on_step_end(self.clock(), decoded=None)
+        self.counters.cache_bytes = self.model.engine.cache_bytes()
         plan = self.scheduler.plan(self.counters.cache_bytes)
         if self.store:
             self.store.fit(self.scheduler.reservations.spare(self.counters.cache_bytes))
@@ -471,10 +471,10 @@ class Loop:
 
     def _count(self) -> None:
         self._count_rows()
-        self.counters.cache_bytes = self.model.engine.cache_bytes()
         now = self.clock()
         if not len(self.scheduler) or now - self._published_at >= TOLD_EVERY_S:
             self._published_at = now
+            self.counters.cache_bytes = self.model.engine.cache_bytes()
             self.counters.rows = [
                 self._answers[row.id].status(now) for row in self.scheduler if row.id in self._answers
             ]

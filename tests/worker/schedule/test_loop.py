@@ -208,6 +208,16 @@ def test_rows_are_finished_before_any_of_them_is_stored() -> None:
     assert copied[-2:] == [[1, 1], [1, 1]]
 
 
+def test_memory_of_caches_is_counted_once_a_turn_however_many_commands_come() -> None:
+    house = House(rows_max=40)
+    counted: list[int] = []
+    house.engine.cache_bytes = lambda: counted.append(1) or 0  # type: ignore[method-assign, func-returns-value]
+    for number in range(30):
+        house.submit(f"r{number}", 5)
+    house.run()
+    assert len(counted) <= house.loop.counters.steps + 3
+
+
 def test_a_request_that_is_here_already_is_not_taken_twice() -> None:
     house = House()
     house.submit("a", 5, 6)
