@@ -1,4 +1,4 @@
-"""`python -m tests.eager`: a worker that speculates in every step, even at a loss."""
+"""`python -m tests.eager`: a worker that speculates at a loss as well."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from worker.schedule import draft_catch_up, speculation
 
 
 def make_eager() -> None:
-    speculation.GAIN_MIN, speculation.MISSES_MAX, draft_catch_up.READ_PER_TOKEN = 0.0, 10**9, 10**9
-    draft_catch_up.MISSED_TOKENS_MAX = 10**9
+    speculation.GAIN_MIN = 0.0
+    draft_catch_up.READ_PER_TOKEN = draft_catch_up.MISSED_TOKENS_MAX = 10**9
 
 
 if __name__ == "__main__":

@@ -32,22 +32,25 @@ DRAFTED_MAX = 15
 
 class DraftSource(NamedTuple):
     """Constants of a source of drafts: the `length` of a draft, the most `rows` of a step that it drafts for,
-    and the `acceptance` of a token that is assumed at first."""
+    the `acceptance` of a token that is assumed at first, and the `misses` behind which it pauses for a row:
+    consecutive drafts without an accepted token, or lookups that find none."""
 
     length: int
     rows: int
     acceptance: float
+    misses: int
 
 
 SOURCES = {
-    LOOKUP: DraftSource(8, 16, 0.75),
-    MODEL: DraftSource(4, 8, 0.8),
-    FORCED: DraftSource(DRAFTED_MAX, 2**31, 0.75),
+    LOOKUP: DraftSource(8, 16, 0.75, 8),
+    MODEL: DraftSource(4, 8, 0.8, 4),
+    FORCED: DraftSource(DRAFTED_MAX, 2**31, 0.75, 4),
 }
 """All measured on CPUs (`bench/notes/speculation.md`). Lookups in edited files gain 6.3 tokens a pass with 8
 drafts, and 8.8 with 15, which cost twice as much; rewriting gains 1.2 to 1.3 times at 16 rows, the most that
 were measured. MTP layers gain 1.5 times at 4 rows, and lose at 16. Forced tokens are limited by the price
-alone."""
+alone. An
+edit of three tokens takes about six lookups until the file is found again."""
 GAIN_MIN = 1.1
 """Least expected gain in speed: a verify step is not pipelined, and a small model waits for the host for up
 to a tenth of a step."""
@@ -56,9 +59,8 @@ POSITION_COST = 0.25
 ROWS_COST = 0.06
 """What each doubling of the rows adds to the price: `bench.drafts --columns` found 0.05, 0.16 and 0.29 at 1,
 4 and 16 rows of a dense model, and 0.15, 0.23 and 0.38 of a hybrid one."""
-MISSES_MAX, PAUSE_TOKENS = 8, 16
-"""Consecutive drafts without an accepted token, or empty lookups, behind which a row's source pauses, and the
-tokens for which it does: a lookup takes the host 1 to 3% of a small model's step."""
+PAUSE_TOKENS = 16
+"""Length of a pause, in tokens of the answer: a lookup takes the host 1 to 3% of a small model's step."""
 _START_WEIGHT = 4.0
 """Weight of the assumed acceptance, in tried tokens."""
 _FADING = 0.99
@@ -163,7 +165,7 @@ class RowDrafts:
 
     def _count(self, source: str, right: int) -> None:
         self._misses[source] = 0 if right else self._misses[source] + 1
-        if self._misses[source] >= MISSES_MAX:
+        if self._misses[source] >= SOURCES[source].misses:
             self._misses[source], self._resumes_at[source] = 0, self._seen + PAUSE_TOKENS
 
 

@@ -15,7 +15,7 @@ from worker.contract.guides import ForcedTokens
 from worker.contract.images import MEDIA_KEYS
 from worker.schedule.ngram_proposer import LOOKUP
 from worker.schedule.rows import Row
-from worker.schedule.speculation import MISSES_MAX, SOURCES, Speculation
+from worker.schedule.speculation import PAUSE_TOKENS, SOURCES, Speculation
 
 DICE = random.Random(11)
 FORCED = SamplingParams(forced=(0,))
@@ -179,14 +179,14 @@ def test_certain_tokens_are_drafted_up_to_the_room_instead_of_others() -> None:
 def test_likely_tokens_that_do_not_come_are_left_out_for_a_while() -> None:
     drafting, row = Speculation(position_cost=0.0), row_of("a", [1, 2], sampling=FORCED)
     widths = []
-    for step in range(3 * MISSES_MAX):
+    for step in range(2 * PAUSE_TOKENS):
         drafted = drafting.propose([row], lambda id, most: ForcedTokens((7, 8, 9), 1))
         widths.append(len(drafted["a"]))
         # The certain draft is right, the likely ones never are.
         drafting.learn(StepOutput({"a": 7}, {}, {}, {"a": [SampledToken(0)]}), float(step))
         row.answered += [7, 0]
     assert widths[0] == 3
-    assert widths.count(1) >= MISSES_MAX
+    assert widths.count(1) >= PAUSE_TOKENS
 
 
 @pytest.mark.parametrize(
