@@ -49,8 +49,7 @@ SOURCES = {
 """All measured on CPUs (`bench/notes/speculation.md`). Lookups in edited files gain 6.3 tokens a pass with 8
 drafts, and 8.8 with 15, which cost twice as much; rewriting gains 1.2 to 1.3 times at 16 rows, the most that
 were measured. MTP layers gain 1.5 times at 4 rows, and lose at 16. Forced tokens are limited by the price
-alone. An
-edit of three tokens takes about six lookups until the file is found again."""
+alone. An edit of three tokens takes about six lookups until the file is found again."""
 GAIN_MIN = 1.1
 """Least expected gain in speed: a verify step is not pipelined, and a small model waits for the host for up
 to a tenth of a step."""
