@@ -47,13 +47,13 @@ def adapted(engine: Any, adapters: int, ranks: list[int], *, every: bool) -> lis
     """Add random adapters to an engine; return their names."""
     import mlx.core as mx
 
-    from worker.engine.adapters import LayerWeights
+    from worker.engine.adapters import LayerWeights, kind_of
 
     names = [f"adapter{number}" for number in range(adapters)]
     for number, name in enumerate(names):
         weights, rank = {}, ranks[number % len(ranks)]
         for path, layer in engine.adapters.layers().items():
-            if "layers." in path if every else path.endswith(KEYS):
+            if kind_of(layer) == "linear" and ("layers." in path if every else path.endswith(KEYS)):
                 outputs, inputs = layer.weight.shape
                 inputs = layer.scales.shape[-1] * layer.group_size if "scales" in layer else inputs
                 a, b = mx.random.normal((inputs, rank)), mx.random.normal((rank, outputs))

@@ -1,14 +1,14 @@
-"""Adapters (LoRA and DoRA of linear layers): rows of one forward pass that use different ones.
+"""Adapters (LoRA and DoRA): rows of one forward pass that use different ones.
 
-The linear layers that adapters change get another class, whose call adds each row's low-rank product to the
-product of the base weights, which is computed once for all rows. Their weights and names stay as they are.
-Such a layer finds the rows of the current pass in `AdapterBatch`, which the engine sets around each forward
-pass. In a pass without adapters, the plain layer runs.
+The layers that adapters change get another class, whose call adds each row's low-rank product to the product
+of the base weights, which is computed once for all rows. Their weights and names stay as they are. Such a
+layer finds the rows of the current pass in `AdapterBatch`, which the engine sets around each forward pass. In
+a pass without adapters, the plain layer runs.
 
 A pass whose rows all use one adapter computes what upstream's layers compute. Otherwise, the weights of a
 layer's adapters are stacked, padded with zeros to the largest rank, and gathered by row; place 0 has zeros
-only, for rows that this layer does not change. Other layers are not changed: to tell the rows of tokens that
-are sorted by expert, or of images embedded once for all, would take code in each of them.
+only, for rows that this layer does not change. Experts are chosen by token and sorted, so that rows cannot be
+recognized any more: there, the numbers of experts carry those of the rows' adapters.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import mlx.core as mx
@@ -26,13 +26,17 @@ from worker.contract.adapters import AdapterError
 
 NO_ADAPTER = ""
 """The adapter of a row that uses none."""
+_GATES = ("SwitchGLU", "SwitchMLP")
+"""Upstream's modules that call their layers of experts as `layer(x, indices)`."""
+_EXPERTS = ("SwitchLinear", "QuantizedSwitchLinear")
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """What an adapter adds to a linear layer, in mlx-lm's layout.
+    """What an adapter adds to a layer, in mlx-lm's layout.
 
-    `a`, `b`: [inputs, rank] and [rank, outputs]. `magnitude`: DoRA's, [outputs]; None: LoRA.
+    `a`, `b`: [inputs, rank] and [rank, outputs]; of experts, [experts, rank, inputs] and [experts, outputs,
+    rank]; of an embedding, [tokens, rank] and [rank, width]. `magnitude`: DoRA's, [outputs]; None: LoRA.
     """
 
     a: mx.array
@@ -158,15 +162,16 @@ class LayerAdapters:
 
     def _stacked(self, names: Sequence[str]) -> Stack:
         parts = [self.weights[name] for name in names]
-        rank = max(part.a.shape[1] for part in parts)
+        a_axis, b_axis = _rank_axes(parts[0])
+        rank = max(part.a.shape[a_axis] for part in parts)
         norms = None
         if dora := frozenset(names) & self.norms.keys():
             ones = mx.ones_like(self.norms[min(dora)])
             norms = mx.stack([ones, *(self.norms.get(name, ones) for name in names)])
         return Stack(
             order=tuple(names),
-            a=_padded([part.a for part in parts], 1, rank),
-            b=_padded([part.b for part in parts], 0, rank),
+            a=_padded([part.a for part in parts], a_axis, rank),
+            b=_padded([part.b for part in parts], b_axis, rank),
             scale=mx.array([0.0, *(part.scale for part in parts)], mx.float32),
             norms=norms,
             dora=dora,
@@ -178,10 +183,19 @@ class LayerAdapters:
         return [array for stack in self.stacks for array in stack.arrays]
 
 
+def _rank_axes(weights: LayerWeights) -> tuple[int, int]:
+    """Return the axes of the rank in `a` and in `b`."""
+    return (1, 2) if weights.a.ndim == 3 else (1, 0)
+
+
 def _view(stack: Stack, place: int, own: LayerWeights) -> LayerWeights:
     """Return an adapter's weights in a stack, without the padding."""
-    rank = own.a.shape[1]
-    return replace(own, a=stack.a[place][:, :rank], b=stack.b[place][:rank])
+    a_axis, b_axis = _rank_axes(own)
+    rank = own.a.shape[a_axis]
+    a, b = stack.a[place], stack.b[place]
+    a = a[:, :rank]
+    b = b[..., :rank] if b_axis == 2 else b[:rank]
+    return replace(own, a=a, b=b)
 
 
 def _padded(parts: Sequence[mx.array], axis: int, rank: int) -> mx.array:
@@ -269,20 +283,111 @@ class _AdaptedLinear(nn.Module):
         return mx.where(rows.are_of(stack.dora), y + self.bias, y) if "bias" in self else y
 
 
-def is_linear(layer: object) -> bool:
-    """Return whether adapters can change a layer."""
+class _AdaptedEmbedding(nn.Module):
+    """Mixed into the class of an embedding, which may also be the output layer."""
+
+    adapters: LayerAdapters
+
+    def __call__(self, x: mx.array) -> mx.array:
+        y: mx.array = super().__call__(x)
+        rows = self.adapters.batch.rows
+        if rows is None:
+            return y
+        if rows.only is not None:
+            own = self.adapters.weights.get(rows.only)
+            return y if own is None else y + (own.scale * (own.a[x] @ own.b)).astype(y.dtype)
+        for stack in self.adapters.stacks:
+            at = rows.places(stack.order)[rows.numbers]
+            ids = x.reshape(len(rows.names), -1)
+            z = mx.gather_mm(stack.a[at[:, None], ids], stack.b, rhs_indices=at)
+            scale = stack.scale.astype(z.dtype)[at][:, None, None]
+            y = y + (scale * z).astype(y.dtype).reshape(y.shape)
+        return y
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        y: mx.array = super().as_linear(x)  # type: ignore[misc]
+        rows = self.adapters.batch.rows
+        if rows is None:
+            return y
+        if rows.only is not None:
+            own = self.adapters.weights.get(rows.only)
+            return y if own is None else y + (own.scale * ((x @ own.b.T) @ own.a.T)).astype(x.dtype)
+        for stack in self.adapters.stacks:
+            at = rows.places(stack.order)[rows.numbers]
+            each = x.reshape(len(rows.names), -1, x.shape[-1])
+            z = mx.gather_mm(each, stack.b.swapaxes(-1, -2), rhs_indices=at)
+            z = mx.gather_mm(z, stack.a.swapaxes(-1, -2), rhs_indices=at)
+            scale = stack.scale.astype(z.dtype)[at][:, None, None]
+            y = y + (scale * z).astype(x.dtype).reshape(y.shape)
+        return y
+
+
+class _AdaptedGate(nn.Module):
+    """Mixed into the class of a module that holds layers of experts: passes on, with the number of each
+    expert, the number of the row's adapter."""
+
+    adapters: LayerAdapters
+
+    def __call__(self, x: mx.array, indices: mx.array, *rest: Any, **named: Any) -> Any:
+        rows = self.adapters.batch.rows
+        if rows is not None and rows.only is None:
+            tokens = indices.size // indices.shape[-1] // len(rows.names)
+            numbers = mx.repeat(rows.numbers, tokens).reshape(*indices.shape[:-1], 1)
+            # Experts first, so that sorted numbers are sorted experts.
+            indices = indices.astype(mx.uint32) * len(rows.distinct) + numbers
+        return super().__call__(x, indices, *rest, **named)
+
+
+class _AdaptedExperts(nn.Module):
+    """Mixed into the class of a layer of experts."""
+
+    adapters: LayerAdapters
+
+    def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
+        rows = self.adapters.batch.rows
+        if rows is None:
+            plain: mx.array = super().__call__(x, indices, sorted_indices=sorted_indices)
+            return plain
+        if rows.only is not None:
+            return self._alone(x, indices, rows.only, sorted_indices)
+        experts, numbers = indices // len(rows.distinct), indices % len(rows.distinct)
+        y: mx.array = super().__call__(x, experts, sorted_indices=sorted_indices)
+        for stack in self.adapters.stacks:
+            at = rows.places(stack.order)[numbers]
+            where = at * stack.a.shape[1] + experts
+            z = mx.gather_mm(x, stack.a.flatten(0, 1).swapaxes(-1, -2), rhs_indices=where)
+            z = mx.gather_mm(z, stack.b.flatten(0, 1).swapaxes(-1, -2), rhs_indices=where)
+            scale = stack.scale.astype(z.dtype)[at][..., None, None]
+            y = y + (scale * z).astype(x.dtype)
+        return y
+
+    def _alone(self, x: mx.array, indices: mx.array, name: str, sorted_indices: bool) -> mx.array:
+        """As upstream's `LoRASwitchLinear`."""
+        y: mx.array = super().__call__(x, indices, sorted_indices=sorted_indices)
+        own = self.adapters.weights.get(name)
+        if own is None:
+            return y
+        gather = partial(mx.gather_mm, rhs_indices=indices, sorted_indices=sorted_indices)
+        z = gather(gather(x, own.a.swapaxes(-1, -2)), own.b.swapaxes(-1, -2))
+        return y + (own.scale * z).astype(x.dtype)
+
+
+def kind_of(layer: object) -> str | None:
+    """Return `linear`, `embedding` or `experts`; None: no adapter can change the layer."""
     # Subclasses may return several arrays, or share their weights: only the plain classes are known.
-    return type(layer) in (nn.Linear, nn.QuantizedLinear) or isinstance(layer, _AdaptedLinear)
+    if type(layer) in (nn.Linear, nn.QuantizedLinear) or isinstance(layer, _AdaptedLinear):
+        return "linear"
+    if type(layer) in (nn.Embedding, nn.QuantizedEmbedding) or isinstance(layer, _AdaptedEmbedding):
+        return "embedding"
+    return "experts" if type(layer).__name__ in _EXPERTS else None
 
 
-def not_linear(path: str) -> AdapterError:
-    """Return the error of an adapter that changes anything but a linear layer of the model."""
-    return AdapterError(f"it changes {path}: adapters can change linear layers of the model only, no others")
+_MIXINS = {"linear": _AdaptedLinear, "embedding": _AdaptedEmbedding, "experts": _AdaptedExperts}
 
 
 @cache
-def _adapted_class(plain: Any) -> type:
-    return type(plain.__name__, (_AdaptedLinear, plain), {"__module__": plain.__module__})
+def _adapted_class(mixin: Any, plain: Any) -> type:
+    return type(plain.__name__, (mixin, plain), {"__module__": plain.__module__})
 
 
 class Adapters:
@@ -304,9 +409,19 @@ class Adapters:
 
     def layers(self) -> dict[str, nn.Module]:
         """Return the layers that adapters may change, by path."""
+        modules = dict(self._network.named_modules())
         text = "language_model." if "language_model" in self._network else ""
-        modules = self._network.named_modules()
-        return {path: layer for path, layer in modules if path.startswith(text) and is_linear(layer)}
+        found = {path: layer for path, layer in modules.items() if path.startswith(text)}
+        has_images = self._network is not None and text and hasattr(self._network, "get_input_embeddings")
+        kinds = {path: kind_of(layer) for path, layer in found.items()}
+        return {
+            path: layer
+            for path, layer in found.items()
+            if kinds[path] is not None
+            # Images are embedded once for all adapters.
+            and not (has_images and kinds[path] == "embedding")
+            and (kinds[path] != "experts" or type(modules[path.rpartition(".")[0]]).__name__ in _GATES)
+        }
 
     def add(self, name: str, weights: AdapterWeights) -> None:
         """Add an adapter, evaluated. Raises `AdapterError` if it changes a layer that cannot be changed."""
@@ -314,7 +429,7 @@ class Adapters:
         assert name not in self.names, "names of adapters are unique"
         layers = self.layers()
         if unknown := sorted(weights.keys() - layers.keys()):
-            raise not_linear(unknown[0])
+            raise AdapterError(f"it changes {unknown[0]}, which is no layer of the model that can be changed")
         before = self._held()
         try:
             for path, own in weights.items():
@@ -340,12 +455,29 @@ class Adapters:
     def _held(self) -> int:
         return sum(array.nbytes for layer in self._layers.values() for array in layer.arrays)
 
-    def _adapted(self, path: str, layer: Any) -> LayerAdapters:
+    def _adapted(self, path: str, layer: nn.Module) -> LayerAdapters:
         if path not in self._layers:
             self._layers[path] = LayerAdapters(self.batch, layer)
-            if path not in self._plain:
-                plain: Any = type(layer)
-                self._plain[path] = layer, plain
-                layer.__class__ = _adapted_class(plain)
-            layer.adapters = self._layers[path]
+            kind = kind_of(layer)
+            assert kind is not None, "layers() lists no others"
+            self._mix(path, layer, _MIXINS[kind], self._layers[path])
+            if kind == "experts":
+                self._mix_gate(path.rpartition(".")[0])
         return self._layers[path]
+
+    def _mix(self, path: str, layer: Any, mixin: type, adapters: LayerAdapters) -> None:
+        if path not in self._plain:
+            plain: Any = type(layer)
+            self._plain[path] = layer, plain
+            layer.__class__ = _adapted_class(mixin, plain)
+        layer.adapters = adapters
+
+    def _mix_gate(self, path: str) -> None:
+        """Adapt a module with experts, and all its layers of experts: each must understand the numbers."""
+        modules = dict(self._network.named_modules())
+        gate = modules[path]
+        if path not in self._plain:
+            self._mix(path, gate, _AdaptedGate, LayerAdapters(self.batch, gate))
+        for name, layer in gate.children().items():
+            if kind_of(layer) == "experts" and f"{path}.{name}" not in self._plain:
+                self._mix(f"{path}.{name}", layer, _AdaptedExperts, LayerAdapters(self.batch, layer))

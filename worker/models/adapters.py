@@ -1,8 +1,8 @@
 """Adapter folders: mlx-lm's (`adapters.safetensors`) and PEFT's (`adapter_model.safetensors`).
 
-Both are read into mlx-lm's layout, and checked against the model's linear layers; an adapter of experts or
-embeddings is refused. PEFT names a layer as transformers does: it is found by its path without the containers
-that differ between the libraries.
+Both are read into mlx-lm's layout, and checked against the model's layers. PEFT names a layer as transformers
+does: it is found by its path without the containers that differ between the libraries. PEFT has a matrix for
+each expert; they are stacked as mlx-lm stacks the experts.
 """
 
 from __future__ import annotations
@@ -22,15 +22,19 @@ import mlx.nn as nn
 from protocol.adapters import ADAPTERS_MAX
 from protocol.types import AdapterInfo
 from worker.contract.adapters import AdapterError
-from worker.engine.adapters import Adapters, LayerWeights, not_linear
+from worker.engine.adapters import Adapters, LayerWeights, kind_of
 
 CONFIG = "adapter_config.json"
 CONFIG_BYTES_MAX = 2**20
 HASHED_BYTES = 2**20
 _CONTAINERS = {"base_model", "model", "language_model", "text_model", "transformer"}
+_EXPERT = re.compile(r"(.*)\.experts\.(\d+)\.(\w+)")
+_EXPERT_NAMES = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 _PEFT_LEAVES = {
     "lora_A.weight": "a",
     "lora_B.weight": "b",
+    "lora_embedding_A": "a",
+    "lora_embedding_B": "b",
     "lora_magnitude_vector": "m",
     "lora_magnitude_vector.weight": "m",
 }
@@ -165,7 +169,7 @@ def _layer(
     path: str, found: dict[str, mx.array], scale: float, is_dora: bool, layers: Layers
 ) -> LayerWeights:
     if path not in layers:
-        raise not_linear(path)
+        raise AdapterError(f"it changes {path}, which is no layer of the model that can be changed")
     if "a" not in found or "b" not in found or ("m" in found) != is_dora:
         raise AdapterError(f"its weights of {path} are not complete")
     return LayerWeights(found["a"], found["b"], scale, found.get("m"))
@@ -178,20 +182,29 @@ def _of_peft(arrays: dict[str, mx.array], config: dict[str, Any], layers: Layers
     _require_plain(config)
     by_name = _by_canonical(layers)
     parts: Parts = {}
+    experts: dict[str, dict[int, dict[str, mx.array]]] = {}
+    scales: dict[str, float] = {}
     for name, array in arrays.items():
         module, leaf = _peft_leaf(name)
-        parts.setdefault(module, {})[leaf] = array
+        found = parts.setdefault(module, {})
+        found[leaf] = array
     done: dict[str, LayerWeights] = {}
     for module, found in parts.items():
-        path = by_name.get(_canonical(module), "")
-        if not path:
-            raise not_linear(module)
         if "a" not in found or "b" not in found:
             raise AdapterError(f"its weights of {module} are not complete")
         scale = _peft_scale(module, found["a"].shape[0], config)
+        if (match := _EXPERT.fullmatch(module)) is not None:
+            path = _expert_path(match, by_name)
+            experts.setdefault(path, {})[int(match[2])] = found
+            if scales.setdefault(path, scale) != scale:
+                raise AdapterError(f"the experts of {path} have different scales")
+            continue
+        path = by_name.get(_canonical(module), "")
+        if not path:
+            raise AdapterError(f"it changes {module}, which is no layer of the model that can be changed")
         magnitude = found["m"].reshape(-1) if "m" in found else None
         done[path] = LayerWeights(found["a"].T, found["b"].T, scale, magnitude)
-    return done
+    return done | {path: _stacked(path, each, scales[path], layers) for path, each in experts.items()}
 
 
 def _require_plain(config: dict[str, Any]) -> None:
@@ -215,8 +228,6 @@ def _peft_leaf(name: str) -> tuple[str, str]:
     for suffix, leaf in _PEFT_LEAVES.items():
         if name.endswith("." + suffix):
             return name.removesuffix("." + suffix).removeprefix("base_model.model."), leaf
-    if ".lora_embedding_" in name:
-        raise not_linear(name.partition(".lora_embedding_")[0].removeprefix("base_model.model."))
     raise AdapterError(f"{name} is no weight of an adapter")
 
 
@@ -244,11 +255,39 @@ def _by_canonical(layers: Layers) -> dict[str, str]:
     return names
 
 
+def _expert_path(match: re.Match[str], by_name: Mapping[str, str]) -> str:
+    before, leaf = _canonical(match[1]), _EXPERT_NAMES.get(match[3], match[3])
+    for inner in ("switch_mlp", "experts"):
+        if path := by_name.get(f"{before}.{inner}.{leaf}", ""):
+            return path
+    raise AdapterError(f"it changes {match[0]}, which is no layer of the model that can be changed")
+
+
+def _stacked(
+    path: str, found: Mapping[int, dict[str, mx.array]], scale: float, layers: Layers
+) -> LayerWeights:
+    """Stack the matrices of experts; those that are left out are zeros."""
+    count, outputs, inputs = _experts_of(layers[path])
+    if max(found) >= count or any("m" in each for each in found.values()):
+        raise AdapterError(f"its weights of {path} do not fit: the model has {count} experts, without DoRA")
+    first = next(iter(found.values()))
+    rank = first["a"].shape[0]
+    nothing = mx.zeros((rank, inputs), first["a"].dtype), mx.zeros((outputs, rank), first["b"].dtype)
+    pairs = [(found[n]["a"], found[n]["b"]) if n in found else nothing for n in range(count)]
+    if len({(a.shape, b.shape) for a, b in pairs}) > 1:
+        raise AdapterError(f"its weights of {path} have different shapes")
+    return LayerWeights(mx.stack([a for a, _ in pairs]), mx.stack([b for _, b in pairs]), scale)
+
+
 # --- shapes ---
 
 
+def _experts_of(layer: Any) -> tuple[int, int, int]:
+    return int(layer.num_experts), int(layer.output_dims), int(layer.input_dims)
+
+
 def _shape_of(layer: Any) -> tuple[int, int]:
-    """Return the sizes of a layer's weight, dequantized: [outputs, inputs]."""
+    """Return the sizes of a layer's weight, dequantized: [outputs, inputs], or [tokens, width]."""
     rows, columns = layer.weight.shape
     return rows, layer.scales.shape[-1] * layer.group_size if "scales" in layer else columns
 
@@ -256,15 +295,22 @@ def _shape_of(layer: Any) -> tuple[int, int]:
 def _check(path: str, layer: nn.Module, own: LayerWeights) -> None:
     """Raise `AdapterError` if the weights do not fit the layer."""
     a, b = own.a.shape, own.b.shape
-    outputs, inputs = _shape_of(layer)
-    rank = a[1] if len(a) == 2 else 0
-    expected = (inputs, rank), (rank, outputs)
+    expected: tuple[tuple[int, ...], tuple[int, ...]]
+    if kind_of(layer) == "experts":
+        count, outputs, inputs = _experts_of(layer)
+        expected = (count, a[1] if len(a) == 3 else 0, inputs), (count, outputs, a[1] if len(a) == 3 else 0)
+    else:
+        outputs, inputs = _shape_of(layer)
+        if kind_of(layer) == "embedding":
+            outputs, inputs = inputs, outputs
+        rank = a[1] if len(a) == 2 else 0
+        expected = (inputs, rank), (rank, outputs)
     if (tuple(a), tuple(b)) != expected or 0 in a:
         raise AdapterError(
             f"its weights of {path} have the shapes {tuple(a)} and {tuple(b)}, which do not fit"
         )
-    if own.magnitude is not None and own.magnitude.shape != (outputs,):
-        raise AdapterError(f"its magnitudes of {path} do not fit")
+    if own.magnitude is not None and (kind_of(layer) != "linear" or own.magnitude.shape != (outputs,)):
+        raise AdapterError(f"its magnitudes of {path} do not fit: DoRA is for linear layers")
     arrays = [own.a, own.b, *([] if own.magnitude is None else [own.magnitude])]
     if not all(mx.issubdtype(array.dtype, mx.floating) for array in arrays):
         raise AdapterError(f"its weights of {path} are not floating-point numbers")

@@ -35,11 +35,11 @@ RECIPES = (
     Recipe(8, 2.0, 4),
     Recipe(16, 1.0, 5),
     Recipe(5, 2.0, 6, dtype=mx.float16),
-    Recipe(4, 2.0, 7, keys=("self_attn.o_proj", "mlp.down_proj")),
+    Recipe(4, 2.0, 7, keys=("self_attn.o_proj", "model.embed_tokens")),
     Recipe(8, 1.0, 8, kind="dora"),
 )
 """Eight adapters of different ranks, layers, types and kinds."""
-BESIDE_EXPERTS = tuple(replace(recipe, keys=(*ATTENTION, "mlp.gate")) for recipe in RECIPES)
+EXPERTS = tuple(recipe if recipe.kind == "lora" else replace(recipe, keys=ATTENTION) for recipe in RECIPES)
 
 
 def network_of(name: str) -> nn.Module:
@@ -90,7 +90,8 @@ def alone(name: str, folder: Path | None, job: Job) -> list[int]:
         ("hybrid", RECIPES, play),
         ("sliding:4bit", (RECIPES[2], *RECIPES[5:]), play),  # layers, types, kinds; ranks are above
         ("dense:bfloat16", RECIPES[:3], play),
-        ("qwen3_moe", BESIDE_EXPERTS, play_abreast),
+        ("qwen3_moe", EXPERTS, play_abreast),
+        ("mixtral:4bit", EXPERTS[:4], play_abreast),
     ],
 )
 def test_rows_with_different_adapters_say_what_they_say_alone(
@@ -150,7 +151,7 @@ def test_drafts_copies_and_restored_rows_keep_their_adapter(tmp_path: Path) -> N
 
 def test_adapters_come_and_go_while_rows_decode(tmp_path: Path) -> None:
     """Without adapters, the layers are the plain ones again."""
-    folders = folders_of("qwen3_moe", BESIDE_EXPERTS[:3], tmp_path)
+    folders = folders_of("qwen3_moe", EXPERTS[:3], tmp_path)
     engine, prompt = engine_with("qwen3_moe", {"adapter0": folders["adapter0"]}), (5, 6, 7, 8, 9)
     classes = [type(module) for module in network_of("qwen3_moe").modules()]
     expected = {name: alone("qwen3_moe", folders.get(name), Job("x", prompt, 24)) for name in ("", *folders)}
