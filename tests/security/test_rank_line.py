@@ -146,7 +146,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.timeout(600)
-def test_strangers_at_a_set_read_nothing_and_the_set_lives(tmp_path: Path, temporary: Path) -> None:
+def test_strangers_at_a_set_read_nothing(tmp_path: Path, temporary: Path) -> None:
     served = Set(tmp_path)
     try:
         with Strangers(served, served.ring) as strangers:

@@ -125,7 +125,7 @@ def test_killed_or_stopped_server_leaves_nothing(numbers: Sequence[int], served:
 
 
 @pytest.mark.timeout(300)
-def test_two_addresses_of_a_port(served: Served) -> None:
+def test_two_addresses(served: Served) -> None:
     current, other = served.folder / "current", served.folder / "other"
     current.symlink_to(served.model)
     shutil.copytree(served.model, other)
