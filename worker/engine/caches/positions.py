@@ -66,12 +66,11 @@ class BatchPositions:
     def offset(self, *, behind: bool) -> Any:
         """Return the position of each row's next token, [rows] int32, of a single row a number. `behind`: of
         that behind the step."""
-        add = self.width if behind else 0
-        if len(self.lengths) == 1:
-            return self.next_positions()[0] + add
-        return self._once(
-            ("offset", add), lambda: mx.array([at + add for at in self.next_positions()], mx.int32)
-        )
+        return self._once(("offset", behind), lambda: self._offset(self.width if behind else 0))
+
+    def _offset(self, add: int) -> Any:
+        found = [at + add for at in self.next_positions()]
+        return found[0] if len(found) == 1 else mx.array(found, mx.int32)
 
     # --- columns ---
 
@@ -82,9 +81,14 @@ class BatchPositions:
     def common_column(self, bucket: Bucket, columns: int) -> int | None:
         """Return the column that the step's first token of all rows of a bucket is written to; None: they
         differ, or the tokens do not fit behind it."""
-        lengths = {self.lengths[row] for row in bucket.rows}
-        first = min(lengths) % columns
-        return first if len(lengths) == 1 and first + self.width <= columns else None
+
+        def find() -> int | None:
+            lengths = {self.lengths[row] for row in bucket.rows}
+            first = min(lengths) % columns
+            return first if len(lengths) == 1 and first + self.width <= columns else None
+
+        found: int | None = self._once(("common", bucket, columns), find)
+        return found
 
     def places(self, bucket: Bucket, columns: int) -> mx.array:
         """Return the column that each of the step's tokens is written to, [slots, 1, width, 1] int32."""
@@ -100,7 +104,8 @@ class BatchPositions:
 
     def seen(self, bucket: Bucket, columns: int) -> int:
         """Return how many columns some row of a bucket attends to in the step."""
-        return min(max(self.lengths[row] for row in bucket.rows) + self.width, columns)
+        end: int = self._once(("end", bucket), lambda: max(self.lengths[row] for row in bucket.rows))
+        return min(end + self.width, columns)
 
     # --- masks ---
 
