@@ -24,6 +24,8 @@ from worker.transport.outbox import Outbox
 
 WORKER = f"{Path(worker.__file__).parent}/"
 TOKENS = 24
+WAIT_S = 240
+"""Maximum duration in seconds: a load beside other tests, with all of its probes, is long."""
 SKIPPED_STEPS = 8
 """Steps that are not measured: the first ones, with the rows' prompts."""
 MODULES_MAX = 25
@@ -61,7 +63,7 @@ def profiled_steps(rows: int, folder: Path) -> Sequence[set[str]]:
             prompt = range(row, 40 + 30 * row)
             thread.inbox.put(Submit(engine_request(str(row), prompt, max_tokens=TOKENS)))
         thread.start()
-        eventually(lambda: len(outbox.steps) >= TOKENS or thread.failure, within_s=60, what="rows decode")
+        eventually(lambda: len(outbox.steps) >= TOKENS or thread.failure, within_s=WAIT_S, what="rows decode")
         thread.stop()
         thread.join(30)
         assert thread.failure is None
