@@ -73,8 +73,6 @@ class DurableAnswer:
     """The flights that are open, each with the number of its choice."""
     at: float = 0.0
     """Time of the latest output in seconds since 1970; 0: it is not recorded."""
-    record_id: str = ""
-    """Id of its entry in the journal; empty: it has none."""
     written: int = 0
     """Number of the journal's operation that has the latest output."""
     waits_for_disk: bool = False

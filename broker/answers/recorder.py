@@ -58,7 +58,6 @@ class AnswerRecorder:
         self._forget = answer.on_over
         answer.on_over = self._on_over
         answer.on_drop = self.delete
-        answer.record_id = self.name[1]
 
     def begin(self, blobs: Mapping[bytes, bytes]) -> None:
         """Write the record. `blobs`: all that it names, by digest."""
