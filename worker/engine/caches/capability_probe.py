@@ -120,8 +120,9 @@ def probe_capabilities(
     restorable = alike and can("no prefix reuse", trial.restore)
     cut = can("answers depend on where a prompt is cut", trial.cut)
     ahead = padded and can("no speculative decoding", trial.run_ahead)
+    served = trial
     if stage.kv_quantization is not None:
-        trial_of_quantized = _Trial(stage.network, threshold, stage.kv_quantization)
+        served = trial_of_quantized = _Trial(stage.network, threshold, stage.kv_quantization)
         together = together and can("quantized rows cannot be batched", trial_of_quantized.decode_together)
         restorable = restorable and can("quantized rows: no prefix reuse", trial_of_quantized.restore)
         ahead = ahead and can("quantized rows: no speculative decoding", trial_of_quantized.run_ahead)
@@ -129,9 +130,8 @@ def probe_capabilities(
     skip_tokens = partial(trial.skip_tokens, together=together)
     sparse = restorable and cut and can("no sparse prefill", skip_tokens)
     abreast = padded and can("chunks cannot be batched", trial.prefill_abreast)
-    bucketed = together and can(
-        "rows of unequal lengths are padded", partial(trial.share_a_pass, ahead=ahead)
-    )
+    share_a_pass = partial(served.share_a_pass, ahead=ahead)
+    bucketed = together and can("rows of unequal lengths are padded", share_a_pass)
     return BatchCapabilities(together, padded, restorable, cut, ahead, sparse, abreast, bucketed, found)
 
 
