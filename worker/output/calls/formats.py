@@ -159,7 +159,7 @@ def _read_code_call(writer: CallWriter) -> Steps[None]:
     """Read a call. It is emitted once it has a keyword argument, or none: positional ones have no name."""
     source = writer.source
     name, _ = yield from read_name(writer, ".call(", "(")
-    writer.is_named = writer.is_named or writer.has_parameter(name)
+    writer.is_named = True
     has_begun = False
     end = ","
     while end == ",":

@@ -106,14 +106,16 @@ XTML = Tags(
 def read_name(
     writer: CallWriter, *ends: str, name_in: Callable[[str], str] = unquoted
 ) -> Steps[tuple[str, str]]:
-    """Read a tool's name; return it and the literal that ended it. Raises `BrokenError` once no tool fits."""
+    """Read the name of a known tool; return it and the literal that ended it. Raises `BrokenError` once no
+    tool fits, before more text is waited for."""
     text = ""
     while True:
         more, end = yield from writer.source.part(*ends)
         text += more
-        if end:
-            return name_in(text), end
-        if len(text) > HEAD_CHARACTERS_MAX or (name_in is unquoted and not writer.may_know(unquoted(text))):
+        if end and writer.has_parameter(name := name_in(text)):
+            return name, end
+        is_impossible = name_in is unquoted and not writer.may_know(unquoted(text))
+        if end or is_impossible or len(text) > HEAD_CHARACTERS_MAX:
             raise BrokenError
 
 

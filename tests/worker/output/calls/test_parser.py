@@ -69,11 +69,17 @@ def test_strings_between_tags_stream_and_other_values_come_whole() -> None:
     [
         *(f"{text} and so on" for text in ("a < b", "x = [TOOL", "<tool", "f(x)", "call: me")),
         *('<tool_call>{"name": "x', "<function=x", "<tool_call>gex", "<|tool_call>call:x"),  # no such names
+        *("[f(", "[TOOL_CALLS]f[CALL_ID]", "<tool_call>f{", "<function=f>", '<invoke name="f">'),
     ],
 )
 def test_ordinary_text_waits_for_nothing_but_possible_markers_and_names(text: str) -> None:
     reading = model().form.open(CONTENT, CallNumbering(TOOLS, named, single=False))
     assert "".join(str(grown) for _, grown in reading.split(text)) == text
+
+
+def test_a_list_of_objects_is_no_code_wherever_it_is_cut() -> None:
+    cut = in_pieces(TOOLS, ['[TOOL_CALLS] [{"name": "get", "arguments": {"f('], only=True)
+    assert cut.calls == [("call-0", "get", "{")]
 
 
 @pytest.mark.parametrize(
