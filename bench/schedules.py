@@ -153,7 +153,6 @@ class Simulation:
         self.random = random.Random(self.seed)
         self.scheduler = Scheduler(self.config)
         self.streams: dict[str, Stream] = {}
-        self.fed: dict[str, bool] = {}
 
     def noise(self) -> float:
         return self.random.lognormvariate(0, 0.05)
@@ -194,12 +193,9 @@ class Simulation:
     def _decode(self) -> None:
         rows = self.scheduler.decoding
         self.now += self.machine.decode_s(len(rows)) * self.noise()
-        self.scheduler.on_step_end(self.now, decoded=any(self.fed.get(row.id) for row in rows) or None)
+        self.scheduler.on_step_end(self.now, decoded=True)
         for row in rows:
-            if self.fed.get(row.id):
-                self._emit(row)
-            else:
-                self.fed[row.id] = True
+            self._emit(row)
 
     def _emit(self, row: Row) -> None:
         self.streams[row.id].times.append(self.now)
@@ -214,7 +210,8 @@ class Simulation:
         for chunk in group:
             if chunk.last:
                 for row in (*chunk.copies, chunk.row):
-                    self.scheduler.started(row)
+                    self.scheduler.started(row, sampled=1)
+                    self._emit(row)
 
 
 @dataclass(frozen=True, slots=True)

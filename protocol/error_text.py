@@ -15,6 +15,7 @@ _OTHERS = "other settings are environment variables or keys of the file (docs/op
 
 REMOVED = {
     "max_kv_size": "--kv-bits takes less memory for each token of a request",
+    "burst_wait_max": "requests that arrive together start as soon as each prompt has run",
     "quantized_kv_start": "--kv-bits quantizes from the first token on",
 }
 """Settings of earlier versions, each with what to use instead."""

@@ -64,8 +64,8 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, rename=public_name):
     inter_token_max_s: Annotated[
         Seconds,
         Meta(
-            description="maximum seconds between a stream's tokens where four decode steps exceed the target;"
-            " two decode steps, if these take longer"
+            description="maximum seconds between a stream's tokens where four decode steps exceed the target,"
+            " and beside prompts that came with it; two decode steps, if these take longer"
         ),
     ] = 1.0
     prefill_tokens: Annotated[
@@ -79,15 +79,6 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, rename=public_name):
             description="seconds that an idle worker waits for more requests to batch with a first",
         ),
     ] = 0.005
-    burst_wait_max_s: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=30,
-            description="maximum seconds that requests which arrive together wait until the prompts of all"
-            " are prefilled; 0: each starts at once",
-        ),
-    ] = 30.0
     cache_limit_bytes: Annotated[
         Bytes | None, Meta(description="maximum bytes of all KV caches (default: the available memory)")
     ] = None

@@ -22,7 +22,6 @@ def read(*argv: str) -> WorkerSettings:
 @pytest.mark.parametrize(
     ("flag", "text"),
     [
-        ("--burst-wait-max", "31"),
         ("--memory-limit-bytes", "many"),
         ("--prefix-cache-disk", "4 apples"),
         ("--prefix-cache-dir", ""),

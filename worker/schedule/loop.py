@@ -250,7 +250,7 @@ class Loop:
         if not self.watch.is_due(now):
             return
         rows = (answer.row for answer in self._answers.values())
-        states = map(partial(watched, awaited=self.scheduler.awaited), rows)
+        states = map(watched, rows)
         for id in self.watch.check(states, now, has_room=self.scheduler.has_room(self.counters.cache_bytes)):
             self._restart(self._answers[id].row)
 

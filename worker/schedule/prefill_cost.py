@@ -97,14 +97,18 @@ class PrefillCostModel:
         self._pauses += 1
         return True
 
-    def budget(self, *, decoding: bool) -> PrefillBudget:
-        """Return the prefill budget of the next step."""
+    def budget(self, *, decoding: bool, may_wait: bool = False) -> PrefillBudget:
+        """Return the prefill budget of the next step. `may_wait`: rows that decode may wait."""
         known_max = max(CHUNK_TOKENS_FIRST, GROWTH_MAX * self._tokens_measured)
-        return PrefillBudget(self, self._room_s() if decoding else IDLE_S, min(self._tokens_max, known_max))
+        room_s = self._room_s(may_wait=may_wait) if decoding else IDLE_S
+        return PrefillBudget(self, room_s, min(self._tokens_max, known_max))
 
-    def _room_s(self) -> float:
-        """Return the seconds for prefill beside a decode step: as many as that takes in any case."""
+    def _room_s(self, *, may_wait: bool) -> float:
+        """Return the seconds for prefill beside a decode step: as many as that takes in any case, and all
+        that the bound of a gap leaves if its rows `may_wait`."""
         decode_s = self.decode_s
+        if may_wait and self._gap_s_max < math.inf:
+            return max(self._gap_s_max / self._margin - decode_s, decode_s)
         worth_s = max(PREFILL_SHARE * decode_s, CALL_SHARE * min(self._decode_times.values(), default=0.0))
         bounded_s = min(worth_s, self._gap_s_max / self._margin - decode_s)
         return max(self._target_s / self._margin - decode_s, bounded_s, decode_s)

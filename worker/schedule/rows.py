@@ -42,9 +42,8 @@ class Row:
     `scored`: number of prompt tokens whose logprobs are known or not requested. `preemptions`: their number.
     `images`: its images, in order; `images_counted_upto`: the position up to which they were counted;
     `encoded_for_row`: digests of images encoded for it and not used since. `sparse`: parts of its prompt are
-    skipped, those in `left_out` once they are chosen. `burst`: see `BurstGate`. `overtook`: it went
-    before a long prompt of an earlier burst, and so decodes without waiting for it. `sampled_early`: tokens
-    sampled with the end of its prompt, 0 or 1.
+    skipped, those in `left_out` once they are chosen. `burst`: see `Bursts`. `sampled_early`:
+    tokens sampled with the end of its prompt, 0 or 1.
 
     For the progress watchdog: `blocks_awaited` from disk; `scoring_passes`, passes of importance scoring
     while it was blocked; `waits_for`, the row whose prefix it waits for (`never_waits`: disabled); `restarts`
@@ -74,7 +73,6 @@ class Row:
     sparse: bool = False
     left_out: tuple[Span, ...] = ()
     burst: int = 0
-    overtook: bool = False
     sampled_early: int = 0
     blocks_awaited: int = 0
     scoring_passes: int = 0

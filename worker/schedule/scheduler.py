@@ -19,7 +19,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
 
 from protocol.errors import too_long
 from protocol.types import ImageStatus
@@ -27,15 +26,17 @@ from worker.contract.engine import EngineRequest
 from worker.contract.images import ImageInput
 from worker.prefixes.index import PrefixIndex
 from worker.prefixes.matching import Match
-from worker.schedule.batching_window import GATHERED_S_MAX, BurstGate
+from worker.schedule.batching_window import Bursts
 from worker.schedule.encoder_cache import EncoderCacheManager, images_of
 from worker.schedule.memory_reservations import Reservations
 from worker.schedule.prefill_batches import begin_of, form_groups, is_short, leads_of, overtaking
 from worker.schedule.prefill_cost import PrefillCall, PrefillCostModel
-from worker.schedule.prefix_sharing import OFF, SHORT_TOKENS_MAX, Sharing
+from worker.schedule.prefix_sharing import OFF, Sharing
 from worker.schedule.rows import Chunk, EncodeImage, Group, Phase, Row, SchedulerOutput, call_of, row_of
 
 AHEAD_MAX = 7
+BURST_PROMPT_S_MAX = 5.0
+"""Longest prompt in seconds for which those that came with it decode seldom."""
 _SETTLING_STEPS = 2
 _WITH_PLACE = (Phase.PREFILL, Phase.DECODE)
 _WITH_MEMORY = (Phase.PREFILLED, Phase.PREFILL, Phase.DECODE)
@@ -45,13 +46,12 @@ _WITH_MEMORY = (Phase.PREFILLED, Phase.PREFILL, Phase.DECODE)
 class SchedulerConfig:
     """Limits of the scheduler. `bytes_max`: memory for KV caches; `image_bytes_max`: memory for encoded
     images, in addition. `row_bytes`: cache bytes of a row by its length. `aside_bytes`: of `bytes_max`, left
-    to adapters. `gathered_s`: see `BurstGate`."""
+    to adapters."""
 
     rows_max: int
     prefill_tokens: int = 2048
     inter_token_target_s: float = 0.1
     inter_token_s_max: float = 1.0
-    gathered_s: float = GATHERED_S_MAX
     bytes_max: int | None = None
     row_bytes: Callable[[int], int] = lambda tokens: 0
     image_bytes_max: int | None = None
@@ -72,18 +72,14 @@ class Scheduler:
         )
         self._encoder_cache = EncoderCacheManager(policy.image_bytes_max)
         self._arrivals = itertools.count()
-        self._last_arrival = self._planned_last = -1
-        """Arrival numbers: of the last row, and of the last one at the last plan."""
         self._rows: dict[str, Row] = {}
         self._in: dict[Phase, dict[str, Row]] = {phase: {} for phase in Phase}
         self._deadlines: dict[str, float] = {}
         self.reservations = Reservations(policy.bytes_max, policy.row_bytes, policy.aside_bytes)
-        self._next: Sequence[Row] = ()
-        """Rows in prefill, or admissible, at the last plan."""
         self._has_overtaken = False
         """Whether short prompts went before a long one in the last plan."""
         self._settling, self._step_ended_at = 0, 0.0
-        self._gate = BurstGate(policy.gathered_s)
+        self._bursts = Bursts()
         self._calls: list[PrefillCall] = []
         self._images_to_encode = False
 
@@ -100,31 +96,8 @@ class Scheduler:
 
     @property
     def decodes(self) -> bool:
-        """Whether started rows decode in this step."""
-        return self.count(Phase.DECODE) > 0 and self.awaited is None
-
-    @property
-    def awaited(self) -> Row | None:
-        """The row whose prompt all started rows wait for at the burst gate; None if they decode."""
-        if not self._may_gather:
-            return None
-        left = self._sharing.left if self._sharing else attrgetter("left")
-        started = self.decoding
-        waits_for_batches = all(row.is_batch for row in started)
-        coming = [row for row in self._coming() if waits_for_batches or not row.is_batch]
-        return self._gate.awaited(started, coming, left, self._pace)
-
-    @property
-    def _may_gather(self) -> bool:
-        """Whether rows have started, of which none has decoded yet or went before a long prompt."""
-        started = self.decoding
-        return bool(started) and all(len(row.answered) <= row.sampled_early - row.overtook for row in started)
-
-    def _coming(self) -> list[Row]:
-        """Return the rows that will start soon: those of the last plan, and those that came since."""
-        planned = [row for row in self._next if row.id in self._rows and row.phase is not Phase.DECODE]
-        later = [row for row in self._ready() if row.queue_key[1] > self._planned_last]
-        return planned + later[: max(0, self._policy.rows_max - self.count(Phase.DECODE) - len(planned))]
+        """Whether any row has started."""
+        return self.count(Phase.DECODE) > 0
 
     @property
     def decoding(self) -> list[Row]:
@@ -152,9 +125,9 @@ class Scheduler:
             tokens_max = self.reservations.tokens_max(row.length)
             raise too_long(tokens_max, row.length, request.source, by_memory=True)
         self._encoder_cache.check(request)
-        number = self._last_arrival = next(self._arrivals)
+        number = next(self._arrivals)
         row.queue_key, row.prompt_group = (request.priority, number), self._prompt_group(row, number)
-        row.burst = self._gate.arrived(number, now, idle=not self._rows)
+        row.burst = self._bursts.arrived(now, idle=not self._rows)
         self._rows[row.id] = self._in[Phase.WAITING][row.id] = row
         if self._sharing:
             self._sharing.begin(row)
@@ -222,8 +195,6 @@ class Scheduler:
     def started(self, row: Row, *, sampled: int = 0) -> None:
         """Record that a row has joined the decode batch. `sampled`: tokens from the pass of its prompt."""
         row.sampled_early = sampled
-        if not self._in[Phase.DECODE]:
-            self._gate.started(self._last_arrival)
         self._move(row, Phase.DECODE)
 
     def on_step_end(self, now: float, *, decoded: bool | None) -> None:
@@ -236,7 +207,7 @@ class Scheduler:
         if decoded is not None and not self._images_to_encode:
             self._pace.learn(now - self._step_ended_at, decoded=decoded, calls=self._calls)
         self._step_ended_at, self._calls, self._images_to_encode = now, [], False
-        self._gate.on_step_end(now, has_worked=decoded is not None)
+        self._bursts.on_step_end(now, has_worked=decoded is not None)
 
     def disturb(self) -> None:
         """Exclude the current lap from the cost model."""
@@ -304,7 +275,6 @@ class Scheduler:
         """Plan the work before the next decode step. `cache_bytes`: real usage of all caches."""
         preempted = self._make_room(cache_bytes)
         line, behind = self._line(cache_bytes, preempted)
-        self._next, self._planned_last = line, self._last_arrival
         if not line or (self.decodes and self._pace.pauses_prefill()):
             return SchedulerOutput(preempted=preempted)
         heads = self._heads(line, behind)
@@ -401,24 +371,30 @@ class Scheduler:
         # In every other step, so that many short prompts cannot starve a long one.
         short = [] if self._has_overtaken else overtaking(heads, line)
         self._has_overtaken = bool(short)
-        for row in short:  # one that came with the long one belongs to its burst
-            row.overtook |= row.burst != next(iter(heads)).burst
         heads = {row: heads[row] for row in (*short, *heads)}
-        budget = self._pace.budget(decoding=self.decodes and not self._catches_up(line))
+        budget = self._pace.budget(decoding=self.decodes, may_wait=self._may_wait(heads))
         groups = form_groups(line, heads, budget, self._encoder_cache)
         for chunk in itertools.chain.from_iterable(groups):
             rows = (chunk.row, *chunk.copies)
             self._admit(rows, Phase.PREFILLED if chunk.row in behind else Phase.PREFILL)
         return groups
 
-    def _catches_up(self, line: Sequence[Row]) -> bool:
-        """Return whether streams of a lost worker are next and no other rows run.
+    def _may_wait(self, heads: Mapping[Row, Match | None]) -> bool:
+        """Return whether the rows that decode may wait up to the bound of a gap for the next prompts: lines
+        of batches for interactive ones, and those that came together for each other's, if not long.
 
-        All of them have waited longer than the target, so decoding those that go on would delay the others.
+        A decode step of few rows takes nearly as long as one of all, so until all have started, few are run:
+        all complete sooner. Streams of a lost worker come together too.
         """
-        if not line or not line[0].request.resume or line[0].left > SHORT_TOKENS_MAX:
+        if not heads:
             return False
-        return all(row.request.resume for row in self._of(Phase.DECODE))
+        first, match = next(iter(heads.items()))
+        begin, decoding = begin_of(first, match), self.decoding
+        if all(row.is_batch for row in decoding) != first.is_batch:
+            return not first.is_batch
+        next_s = self._pace.seconds([PrefillCall(len(first.tokens) - begin, begin)])
+        came_with = {row.burst for row in heads}
+        return next_s <= BURST_PROMPT_S_MAX and all(row.burst in came_with for row in decoding)
 
     def _admit(self, rows: Sequence[Row], phase: Phase) -> None:
         for row in rows:

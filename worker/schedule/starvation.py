@@ -21,12 +21,8 @@ def starved_after_s(stall_timeout_s: float | None) -> float:
     return min(STARVED_S_MAX, STARVED_SHARE * (stall_timeout_s or STARVED_S_MAX / STARVED_SHARE))
 
 
-def watched(row: Row, awaited: Row | None = None) -> Watched:
-    """Return the row's state for the watchdog. Chunks, tokens, images, disk reads and scoring change it.
-
-    `awaited`: see `Scheduler.awaited`.
-    """
-    waits_for = awaited.id if awaited and row.phase is Phase.DECODE else row.waits_for
+def watched(row: Row) -> Watched:
+    """Return the row's state for the watchdog. Chunks, tokens, images, disk reads and scoring change it."""
     state = (
         row.phase,
         row.prefilled,
@@ -44,8 +40,8 @@ def watched(row: Row, awaited: Row | None = None) -> Watched:
         row.queue_key,
         state,
         has_place=row.phase in (Phase.PREFILL, Phase.DECODE),
-        is_decoding=row.phase is Phase.DECODE and awaited is None,
-        waits_for=waits_for,
+        is_decoding=row.phase is Phase.DECODE,
+        waits_for=row.waits_for,
     )
 
 

@@ -9,7 +9,6 @@ from worker.contract.engine import Model, ModelInfo
 from worker.contract.kv_quantization import KVQuantization
 from worker.schedule.memory_reservations import Reservations
 from worker.schedule.scheduler import SchedulerConfig
-from worker.schedule.starvation import starved_after_s
 
 _IMAGES_SHARE = 1 / 8
 """Default share of the cache memory for image embeddings. In most families an image's embedding takes less
@@ -28,7 +27,6 @@ def policy_of(settings: WorkerSettings, model: Model) -> SchedulerConfig:
         prefill_tokens=settings.prefill_tokens,
         inter_token_target_s=settings.inter_token_target_s,
         inter_token_s_max=settings.inter_token_max_s,
-        gathered_s=min(settings.burst_wait_max_s, starved_after_s(settings.stall_timeout_s)),
         bytes_max=None if limit is None else limit - images,
         row_bytes=model.engine.row_bytes,
         image_bytes_max=images,

@@ -1,25 +1,28 @@
-"""Batching window and burst gate: how long an idle worker waits for more requests, and for their prompts."""
+"""Batching window and bursts: how long an idle worker waits for more requests, and how those start that came
+together."""
 
 from __future__ import annotations
 
 import pytest
 
+from protocol.types import BATCH_PRIORITY
 from tests.factories import engine_request
 from worker.contract.engine import CacheSpec
 from worker.prefixes.index import PrefixIndex
 from worker.schedule.batching_window import (
     BURST_S,
-    GATHERED_ROW_S,
-    GATHERED_S,
-    GATHERED_S_MAX,
     WINDOW_ALONE_S,
     WINDOW_RESUMED_S,
     BatchingWindow,
+    Bursts,
 )
-from worker.schedule.rows import Phase
-from worker.schedule.scheduler import Scheduler, SchedulerConfig
+from worker.schedule.scheduler import BURST_PROMPT_S_MAX, Scheduler, SchedulerConfig
 
 PROMPT = 100
+PROMPT_S = 0.4
+"""Seconds that a prompt of `PROMPT` tokens takes."""
+DECODE_S = 0.02
+GAP_S_MAX = 1.0
 
 
 def test_resumed_request_opens_a_longer_batching_window() -> None:
@@ -33,145 +36,141 @@ def test_resumed_request_opens_a_longer_batching_window() -> None:
     assert off.open(10.0) == 0.0
 
 
+@pytest.mark.parametrize(
+    ("late_s", "idle", "together"),
+    [(0.5 * BURST_S, True, True), (1.5 * BURST_S, True, False), (1.5 * BURST_S, False, True)],
+)
+def test_requests_that_come_soon_after_the_first_step_belong_to_its_burst(
+    late_s: float, idle: bool, together: bool
+) -> None:
+    bursts = Bursts()
+    first = bursts.arrived(10.0, idle=True)
+    bursts.on_step_end(11.0, has_worked=True)
+    assert bursts.arrived(11.0 + late_s, idle=idle) == first + (not together)
+
+
 class Burst:
-    """A scheduler with a stream of prompts. Each prompt token takes `token_s`; decoding takes no time."""
+    """A scheduler with a stream of prompts, whose costs are measured."""
 
-    def __init__(
-        self, token_s: float, prefixes: PrefixIndex | None = None, gathered_s: float = GATHERED_S_MAX
-    ) -> None:
-        config = SchedulerConfig(rows_max=8, prefill_tokens=PROMPT, gathered_s=gathered_s)
+    def __init__(self, prefixes: PrefixIndex | None = None) -> None:
+        config = SchedulerConfig(rows_max=8, inter_token_target_s=0.1, inter_token_s_max=GAP_S_MAX)
         self.scheduler = Scheduler(config, prefixes)
-        self.now, self.token_s = 0.0, token_s
-        self.come("first")
-        self.step(4)  # the cost of a prompt is measured by then
-        self.scheduler.drop("first")
+        self.now = 0.0
+        self.gaps: dict[str, list[float]] = {}
+        """Seconds between the tokens of each row, from its first one on."""
+        self._last: dict[str, float] = {}
+        for id in ("first", "second"):
+            self.come(id)
+            self.step(8)
+            self.scheduler.drop(id)
+        self.now += 10.0
+        self.step()
 
-    def come(self, *ids: str, resume: tuple[int, ...] = ()) -> None:
+    def come(self, *ids: str, tokens: int = PROMPT, priority: int = 0, resume: tuple[int, ...] = ()) -> None:
         for id in ids:
-            tokens = (hash(id), *range(PROMPT))
-            self.scheduler.add(engine_request(id, tokens, max_tokens=99, resume=resume), self.now)
+            prompt = (*id.encode(), *range(tokens - len(id)))
+            asked = engine_request(id, prompt, max_tokens=99, resume=resume, priority=priority)
+            self.scheduler.add(asked, self.now)
 
     def step(self, count: int = 1) -> None:
-        """Run `count` steps: decode if the gate allows it, and execute the plan."""
+        """Run `count` steps: decode, then execute the plan."""
         for _ in range(count):
             if decodes := self.scheduler.decodes:
+                self.now += DECODE_S
                 for row in self.scheduler.decoding:
-                    self.scheduler.answered(row, 7)
-            self.scheduler.on_step_end(self.now, decoded=None)
+                    self._emit(row.id)
+            self.scheduler.on_step_end(self.now, decoded=True if decodes else None)
             for group in self.scheduler.plan().groups:
-                self.now += self.token_s * sum(len(chunk.tokens) for chunk in group)
+                self.now += PROMPT_S / PROMPT * sum(len(chunk.tokens) for chunk in group)
                 self.scheduler.ran(group)
                 for chunk in group:
                     if chunk.last:
-                        self.scheduler.started(chunk.row)
-            self.scheduler.on_step_end(self.now, decoded=None if decodes else False)
+                        self.scheduler.started(chunk.row, sampled=1)
+                        self._emit(chunk.row.id)
+            if not decodes:
+                self.scheduler.on_step_end(self.now, decoded=False)
 
-    def said(self) -> dict[str, int]:
-        return {row.id: len(row.answered) for row in self.scheduler}
+    def _emit(self, id: str) -> None:
+        row = self.scheduler.get(id)
+        assert row is not None
+        self.scheduler.answered(row, 7)
+        if id in self._last:
+            self.gaps.setdefault(id, []).append(self.now - self._last[id])
+        self._last[id] = self.now
 
-    def until_begun(self, id: str) -> None:
-        """Step until the request has its first token."""
-        while not self.said()[id]:
+    def until_started(self, *ids: str) -> None:
+        """Step until these requests have their first tokens."""
+        while not self._last.keys() >= {*ids}:
             self.step()
 
 
-def test_the_first_of_a_burst_waits_for_the_last() -> None:
-    burst = Burst(token_s=0.2 * GATHERED_S / PROMPT)
-    burst.come("a", "b", "c")
-    burst.until_begun("a")
-    assert burst.said() == {"a": 1, "b": 1, "c": 1}
-
-
-def test_no_burst_is_gathered_if_that_is_switched_off() -> None:
-    burst = Burst(token_s=0.02 * GATHERED_S / PROMPT, gathered_s=0.0)
-    burst.come("a", "b", "c")
-    while not burst.scheduler.decoding:
-        burst.step()
-    assert burst.scheduler.awaited is None
-
-
-@pytest.mark.parametrize(("steps", "together"), [(1, 1), (5, 0)])
-def test_request_that_arrives_soon_after_the_first_belongs_to_its_burst(steps: int, together: int) -> None:
-    burst = Burst(token_s=0.4 * BURST_S / PROMPT)
-    burst.come(*"abcdefg")
-    while not burst.scheduler.decoding:
-        burst.step()
-    burst.step(steps)
-    burst.come("late")
-    burst.until_begun("a")
-    assert burst.said() == {**dict.fromkeys("abcdefg", 1), "late": together}
-
-
-def test_of_a_burst_that_takes_too_long_the_first_prompts_are_gathered() -> None:
-    burst = Burst(token_s=0.26 * GATHERED_ROW_S * 6 / PROMPT)
-    burst.come(*"abcdef")
-    burst.until_begun("a")
-    assert burst.said() == {**dict.fromkeys("abcd", 1), "e": 0, "f": 0}
-
-
-def test_row_with_output_is_not_delayed_by_a_burst() -> None:
-    burst = Burst(token_s=0.2 * GATHERED_S / PROMPT)
-    burst.come("a")
-    burst.until_begun("a")
-    burst.come("b", "c")
-    for step in range(2, 5):
-        burst.step()
-        assert burst.said()["a"] == step
-
-
-def test_resumed_row_is_not_delayed_by_a_burst() -> None:
-    burst = Burst(token_s=0.2 * GATHERED_S / PROMPT)
-    burst.come("a", resume=(7,))
-    burst.come("b", "c")
-    while not burst.scheduler.decoding:
-        burst.step()
-    assert burst.scheduler.decodes
-    assert burst.scheduler.count(Phase.DECODE) < 3
-
-
-def test_steady_arrivals_do_not_delay_decoding() -> None:
-    burst = Burst(token_s=0.1 * GATHERED_S / PROMPT)
-    burst.come("a", "b")
-    began, number = burst.now, 0
-    while not burst.scheduler.decodes:
-        burst.come(f"later {(number := number + 1)}")
-        burst.step()
-    assert burst.now - began <= 0.9 * GATHERED_S  # not until the gate's bound
-
-
-def test_burst_that_takes_longer_than_predicted_delays_its_first_row_for_a_bounded_time() -> None:
-    burst = Burst(token_s=0.1 * GATHERED_S / PROMPT)
+def test_those_that_came_together_decode_seldom_until_all_have_started() -> None:
+    burst = Burst()
     burst.come(*"abcdefgh")
-    while not burst.scheduler.decoding:
-        burst.step()
-    began, burst.token_s = burst.now, 6 * burst.token_s
-    burst.until_begun("a")
-    assert burst.now - began <= 1.3 * GATHERED_ROW_S * 8
-    assert burst.said()["h"] == 0
+    burst.until_started(*"abcdefgh")
+    gaps = burst.gaps["a"]
+    assert max(gaps) <= GAP_S_MAX
+    assert len(gaps) <= 5  # instead of one behind each quarter of a prompt
+    burst.step(3)
+    assert burst.gaps["a"][-1] == pytest.approx(DECODE_S)
 
 
-@pytest.mark.parametrize(("stored", "together"), [(0, 0), (80, 1)])
-def test_stored_prefixes_do_not_count_as_prompts_to_wait_for(stored: int, together: int) -> None:
-    shared = tuple(range(PROMPT))
-    index = PrefixIndex(CacheSpec())
-    if stored:
-        index.add(shared, 0, stored, "payload", 1)
-    burst = Burst(token_s=1.1 * GATHERED_ROW_S * 3 / PROMPT, prefixes=index)
-    for place, id in enumerate("abc"):
-        tokens = (*shared[:80], *range(1000 * place, 1000 * place + 20))
-        burst.scheduler.add(engine_request(id, tokens, max_tokens=99), burst.now)
-    burst.until_begun("a")
-    assert burst.said() == {"a": 1, "b": together, "c": together}
+def test_a_stream_keeps_its_pace_beside_those_that_come_later() -> None:
+    burst = Burst()
+    burst.come("a")
+    burst.until_started("a")
+    burst.now += 2 * BURST_S
+    burst.step()
+    burst.come("b", "c")
+    burst.gaps.clear()
+    burst.until_started("b", "c")
+    assert max(burst.gaps["a"]) <= 0.15
 
 
-def test_short_prompt_that_overtook_a_long_one_does_not_wait_for_it() -> None:
-    burst = Burst(token_s=0.05 * GATHERED_S / PROMPT)
-    burst.scheduler.add(engine_request("long", tuple(range(9 * PROMPT)), max_tokens=9), burst.now)
-    burst.step(2)
+def test_a_long_prompt_is_not_waited_for_by_what_came_with_it() -> None:
+    burst = Burst()
+    burst.come("long", tokens=round(2 * BURST_PROMPT_S_MAX / PROMPT_S) * PROMPT)
     burst.come("short")
-    began = burst.now
-    burst.until_begun("short")
-    assert burst.now - began <= 0.2 * GATHERED_S
-    long = burst.scheduler.get("long")
-    assert long is not None
-    assert long.left > 5 * PROMPT
+    burst.until_started("short")
+    burst.step(20)
+    assert max(burst.gaps["short"]) <= 0.15
+
+
+def test_stored_prefixes_do_not_count_as_prompts_to_wait_for() -> None:
+    shared = (7, *range(round(BURST_PROMPT_S_MAX / PROMPT_S) * PROMPT))
+    index = PrefixIndex(CacheSpec())
+    index.add(shared, 0, len(shared), "payload", 1)
+    burst = Burst(index)
+    burst.come("a")
+    own = (*shared, *range(PROMPT))
+    burst.scheduler.add(engine_request("b", own, max_tokens=99), burst.now)
+    burst.until_started("a", "b")
+    assert len(burst.gaps.get("a", [])) <= 1
+
+
+def test_no_interactive_stream_waits_for_lines_of_batches() -> None:
+    burst = Burst()
+    burst.come("a")
+    burst.come("b", "c", priority=BATCH_PRIORITY)
+    burst.until_started("b", "c")
+    assert max(burst.gaps["a"]) <= 0.15
+
+
+def test_lines_of_batches_wait_for_interactive_prompts() -> None:
+    burst = Burst()
+    burst.come("line", priority=BATCH_PRIORITY)
+    burst.until_started("line")
+    burst.now += 2 * BURST_S
+    burst.step()
+    burst.come("a")
+    burst.gaps.clear()
+    burst.until_started("a")
+    assert len(burst.gaps.get("line", [])) <= 1
+
+
+def test_streams_of_a_lost_worker_come_together() -> None:
+    burst = Burst()
+    burst.come(*"abcd", resume=(7, 8))
+    burst.until_started(*"abcd")
+    assert max(burst.gaps["a"]) <= GAP_S_MAX
+    assert len(burst.gaps["a"]) <= 3

@@ -26,7 +26,7 @@ def test_a_running_stream_is_kept_waiting_no_longer_than_the_target() -> None:
     house = House(prefill_tokens=2048)
     paced(house)
     house.submit("stream", *range(1, 99), prompt=1, max_tokens=90)
-    house.engine.at["step", 4] = lambda: house.submit("long", 5, prompt=1500)
+    house.engine.at["step", 40] = lambda: house.submit("long", 5, prompt=1500)
     read_at: list[float] = []
     house.publish_also = lambda: read_at.append(house.now)
     house.run()
@@ -50,7 +50,7 @@ def test_time_in_which_nobody_took_what_was_said_is_no_decode_step() -> None:
         house.backlog = lambda: 0
         house.submit("long", 5, prompt=1500)
 
-    house.engine.at["step", 4] = clog
+    house.engine.at["step", 40] = clog
     house.inbox.on_wait = wait
     house.run()
     assert set(house.engine.sizes[1:-1]) == {64}

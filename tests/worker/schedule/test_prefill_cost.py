@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.factories import engine_request
+from worker.schedule.batching_window import BURST_S
 from worker.schedule.prefill_cost import (
     CALL_SHARE,
     CHUNK_TOKENS_FIRST,
@@ -173,7 +174,7 @@ class Streams:
     def come(self, prompt: int) -> None:
         tokens = (self.came, *range(1, prompt))
         request = engine_request(f"r{self.came}", tokens, max_tokens=10**9)
-        self.scheduler.add(request, 0.0)
+        self.scheduler.add(request, self.now)
         self.came += 1
 
     def noise(self) -> float:
@@ -237,6 +238,8 @@ class Streams:
 @pytest.mark.parametrize("name", SPEEDS)
 def test_running_streams_hardly_ever_wait_longer_than_the_target(name: str, spikes: float, seed: int) -> None:
     streams = Streams(SPEEDS[name], seed, spikes)
+    while streams.now < 2 * BURST_S:  # what comes by then came with the streams
+        streams.step()
     for _ in range(600):
         if streams.scheduler.count(Phase.WAITING, Phase.PREFILL) == 0 and streams.random.random() < 0.1:
             for _ in range(streams.random.choice((1, 1, 3))):

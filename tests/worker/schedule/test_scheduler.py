@@ -301,28 +301,3 @@ def test_an_id_can_be_used_again_after_its_row_has_left_and_not_before() -> None
     s.drop("a")
     add(s, "a", 3)
     assert run(s) == [[("a", 2, True)]]
-
-
-@pytest.mark.parametrize(("interrupted", "least", "most"), [((7,), 4, 4), ((), 1, 2)])
-def test_only_resumed_rows_may_exceed_the_target(interrupted: tuple[int, ...], least: int, most: int) -> None:
-    """A prefill token takes a millisecond: the target allows one short prompt beside the decoding rows."""
-    s, now = scheduler(rows_max=16, prefill_tokens=512, inter_token_target_s=0.1), 0.0
-
-    def step() -> int:
-        """Run one step; return how many prompts it has run."""
-        nonlocal now
-        plan = s.plan()
-        carry_out(s, plan, (now := now + sum(len(c.tokens) for group in plan.groups for c in group) / 1000))
-        return sum(map(len, plan.groups))
-
-    for _ in range(20):
-        add(s, "warming", 101)
-        step()
-        s.drop("warming")
-    add(s, "first", 61, resume=interrupted)
-    step()
-    [first] = s.decoding
-    s.answered(first, 7)
-    for number in range(4):
-        add(s, f"{number}", 61, resume=(7,))
-    assert least <= step() <= most

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from protocol.messages import Finished
-from protocol.progress import ProgressWatch
 from tests.worker.engines import House, ScriptedEngine
 from worker.contract.engine import CacheSpec
 from worker.schedule.loop import PAUSE_S
@@ -72,28 +71,6 @@ def test_row_that_is_held_for_ever_is_restarted() -> None:
     assert house.text("held") == "<6>"
     assert STARVED_S_MAX < house.now - began < 1.2 * STARVED_S_MAX
     assert house.loop.counters.starved == 1
-
-
-def test_row_that_waits_for_its_burst_is_not_starved() -> None:
-    bound_s = 3.0
-    house = _house(rows_max=8)
-    house.loop.watch = ProgressWatch(bound_s)
-    began: list[float] = []
-
-    def take(kind: str, size: int) -> None:
-        house.now += 0.01 * size
-        began.extend([house.now] * (kind == "step"))
-
-    house.engine.takes = take
-    house.submit("warm", 7, prompt=60)
-    house.run()
-    began.clear()
-    arrived = house.now
-    for number in range(8):
-        house.submit(f"row {number}", 7, 8, prompt=100)
-    house.run()
-    assert house.loop.counters.starved == 0
-    assert began[0] - arrived > 2 * bound_s, "no row waited for long enough"
 
 
 def test_row_that_waits_for_a_prefix_that_never_comes_computes_it() -> None:

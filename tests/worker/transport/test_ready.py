@@ -13,9 +13,7 @@ from tests.factories import request
 from tests.models.fixtures import model_folder
 from worker.contract.engine import Model
 from worker.models.load import ModelLoader
-from worker.schedule.batching_window import GATHERED_S_MAX
 from worker.schedule.memory_reservations import BLOCK_TOKENS
-from worker.schedule.starvation import starved_after_s
 from worker.transport.ready import policy_of, ready_of
 
 
@@ -72,10 +70,3 @@ def test_encoded_images_have_a_part_of_the_memory_for_caches(
 def test_a_model_that_takes_no_images_keeps_all_memory_for_caches(dense: Model) -> None:
     policy = policy_of(WorkerSettings(cache_limit_bytes=800, image_cache=100), dense)
     assert (policy.image_bytes_max, policy.bytes_max) == (0, 800)
-
-
-@pytest.mark.parametrize("stall_timeout_s", [None, 2.0])
-def test_burst_is_gathered_for_no_longer_than_starvation(stall_timeout_s: float | None, dense: Model) -> None:
-    policy = policy_of(WorkerSettings(stall_timeout_s=stall_timeout_s), dense)
-    assert 0 < policy.gathered_s <= starved_after_s(stall_timeout_s)
-    assert policy.gathered_s <= GATHERED_S_MAX == WorkerSettings().burst_wait_max_s
