@@ -4,7 +4,7 @@
 
 For each body: milliseconds from its bytes to the worker message, in three steps (decode and check; normalize;
 pack). Then the longest pause meanwhile of an event loop that wants to run every millisecond, with the work on
-the loop and on a thread (`broker/http/offload.py`). Medians; of the pauses the maxima too.
+the loop and on a thread (`broker/server/offload.py`). Medians; of the pauses the maxima too.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from typing import Any
 
 import uvloop
 
-from broker.dialects import chat, chat_body
-from broker.http.offload import LARGE_BODY_BYTES, BodyOffload
+from broker.api.chat import body as chat_body
+from broker.api.chat import chat
+from broker.server.offload import LARGE_BODY_BYTES, BodyOffload
 from protocol.messages import Generate
 
 TICK_S = 0.001

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 import zmq
 from starlette.types import ASGIApp
 
+from broker.api.batches.runner import BatchRunner, StoreThread
+from broker.api.batches.store import BatchStore
+from broker.api.files.routes import DAY_S
 from broker.app import create_app
-from broker.batches.runner import BatchRunner, StoreThread
-from broker.batches.store import BatchStore
 from broker.dialects.host_patterns import HostPatterns
 from broker.dialects.media_hosts import AllowedHosts
 from broker.dispatch.admission import Admission
@@ -23,14 +24,13 @@ from broker.dispatch.dispatcher import Dispatcher, Timeouts
 from broker.dispatch.fleet import Fleet
 from broker.dispatch.inspection import Inspection
 from broker.dispatch.routing import Routing
-from broker.http.auth import ApiKeys
-from broker.http.limits import KeyConcurrency
-from broker.http.listeners import ListenError, check_exposure, open_listeners, url
-from broker.http.media import MediaMemory
-from broker.http.server import Server, server_config
-from broker.routes.batch_lines import places
-from broker.routes.files import DAY_S
-from broker.routes.state import Fetch, GatewayState, journal_at
+from broker.middleware.auth import ApiKeys
+from broker.middleware.limits import KeyConcurrency
+from broker.middleware.media_memory import MediaMemory
+from broker.requests.batch_lines import places
+from broker.server.listeners import ListenError, check_exposure, open_listeners, url
+from broker.server.server import Server, server_config
+from broker.state import Fetch, GatewayState, journal_at
 from broker.transport.keep_awake import SleepInhibitor, program
 from broker.transport.router import RouterLink
 from broker.transport.supervisor_client import SupervisorClient
@@ -42,7 +42,7 @@ from protocol.server_lock import OwnedError, ServerLock
 from protocol.state_folder import JOURNAL_NAME, batch_folder, journal_folder
 
 if TYPE_CHECKING:
-    from broker.http.fetching import Network
+    from broker.requests.fetching import Network
 
 log = logging.getLogger("broker")
 
@@ -153,7 +153,7 @@ def fetcher(configured: GatewaySettings, network: Network | None) -> Fetch | Non
     if not configured.allow_media_hosts:
         return None
     # Its HTTP client adds half to the import time of everything else, so it is imported only if used.
-    from broker.http.fetching import Fetcher, Internet
+    from broker.requests.fetching import Fetcher, Internet
 
     hosts = AllowedHosts(configured.allow_media_hosts)
     return Fetcher(hosts, network or Internet(), bytes_max=configured.media_bytes_max)

@@ -13,45 +13,42 @@ from functools import partial
 from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
+from broker.api.admin import adapter_routes as adapters
+from broker.api.admin import cache_routes as cache
+from broker.api.admin import inspect_routes as inspect
+from broker.api.admin import metrics_routes as metrics
+from broker.api.admin import model_routes as models
+from broker.api.admin import pull_routes as pulls
+from broker.api.admin import request_routes as requests
+from broker.api.admin import status_routes as status
+from broker.api.batches import message_routes as message_batches
+from broker.api.batches import routes as batches
+from broker.api.chat import routes as chat
+from broker.api.completions import routes as completions
+from broker.api.embeddings import routes as embeddings
+from broker.api.files import routes as files
+from broker.api.messages import routes as messages
+from broker.api.openapi import routes as openapi
+from broker.api.responses import conversation_routes as conversations
+from broker.api.responses import routes as responses
+from broker.api.tokens import routes as tokens
 from broker.dialects.host_patterns import HostPatterns
 from broker.dispatch.keep_awake import KeepAwake
-from broker.http import cache_header
-from broker.http.auth import AuthMiddleware
-from broker.http.body_budget import BodyBudgetMiddleware
-from broker.http.content_encoding import ContentEncodingMiddleware
-from broker.http.ids import RequestIdMiddleware
-from broker.http.limits import BodyBudget
-from broker.http.loop_watchdog import LoopWatchdog
-from broker.http.origins import LocalCORSMiddleware, OriginMiddleware, OriginPolicy, names_of
-from broker.http.ratelimit_headers import LIMITS, REMAINING, RateLimitMiddleware
-from broker.http.respond import RELAXED_HEADER
-from broker.http.timing import TimingMiddleware
+from broker.middleware import exception_handlers as errors
+from broker.middleware.auth import AuthMiddleware
+from broker.middleware.body_budget import BodyBudgetMiddleware
+from broker.middleware.content_encoding import ContentEncodingMiddleware
+from broker.middleware.ids import RequestIdMiddleware
+from broker.middleware.limits import BodyBudget
+from broker.middleware.origins import LocalCORSMiddleware, OriginMiddleware, OriginPolicy, names_of
+from broker.middleware.ratelimit_headers import LIMITS, REMAINING, RateLimitMiddleware
+from broker.middleware.timing import TimingMiddleware
 from broker.page import page
-from broker.routes import (
-    adapters,
-    batch_lines,
-    batches,
-    cache,
-    chat,
-    completions,
-    conversations,
-    embeddings,
-    errors,
-    files,
-    inspect,
-    message_batches,
-    messages,
-    metrics,
-    models,
-    openapi,
-    pulls,
-    requests,
-    responses,
-    status,
-    tokens,
-)
-from broker.routes.recovery import recover
-from broker.routes.state import GatewayState
+from broker.requests import batch_lines, cache_header
+from broker.requests.recovery import recover
+from broker.requests.respond import RELAXED_HEADER
+from broker.server.loop_watchdog import LoopWatchdog
+from broker.state import GatewayState
 from broker.transport.keep_awake import SleepInhibitor
 from broker.transport.router import RouterLink
 from broker.transport.supervisor_client import SupervisorClient

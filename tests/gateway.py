@@ -19,7 +19,7 @@ from tests.system import NO_TLS
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """An implementation of `broker.http.fetching.Network` with fixed names and addresses."""
+    """An implementation of `broker.requests.fetching.Network` with fixed names and addresses."""
 
     names: Mapping[str, Sequence[str]]
     addresses: Mapping[str, int]

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from broker.dialects.rendering import Rendering
+from broker.api.rendering import Rendering
 from broker.dispatch.checkpoint import AttemptRecord, Checkpoint
 from broker.dispatch.flight import Item
 from protocol.errors import Code

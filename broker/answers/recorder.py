@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from broker.answers import record
 from broker.answers.answer import DurableAnswer, Headers
 from broker.answers.record import AnswerRecord, Piece, PieceCollector
-from broker.dialects.responses.store import JournalQueue
+from broker.api.responses.store import JournalQueue
 from broker.dispatch.checkpoint import Checkpoint
 from broker.dispatch.flight import Attempt, Flight, Item
 from broker.journal.file import Append, Delete, Name, Put, Replace

@@ -1,1 +1,1 @@
-"""One module per public API, in two pure halves: body -> `Generate`, and items of a flight -> SSE or JSON."""
+"""What several APIs share, pure: parts of bodies -> parts of `Generate`, and base renderers."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 
-from broker.dialects.media import MediaError, check_size, is_elsewhere, read_data_url
+from broker.dialects.data_urls import MediaError, check_size, is_elsewhere, read_data_url
 from broker.dialects.media_types import Frame, image_in, video_in
 from broker.dialects.parts import Attachment, Image, Video
 from protocol.errors import Code, RequestError

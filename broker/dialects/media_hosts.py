@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, IPv6Network
 from urllib.parse import quote, urljoin, urlsplit
 
+from broker.dialects.data_urls import MediaError
 from broker.dialects.host_patterns import Address, HostPatterns, canonical_host
-from broker.dialects.media import MediaError
 
 URL_CHARACTERS_MAX = 8192
 PORTS = {"http": 80, "https": 443}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from hashlib import sha256
 
-from broker.dialects.media import MediaError
+from broker.dialects.data_urls import MediaError
 
 NOT_AN_IMAGE = "not an image of a supported type: png, jpeg, webp, gif or bmp"
 NOT_A_VIDEO = "not a video of a supported type: mp4, mov, webm, mkv or avi"

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from broker.dialects.files import FileData, file_text, unsupported_part
+from broker.dialects.attached_files import FileData, file_text, unsupported_part
 
 Detail = Literal["low", "high", "auto", "original"]
 

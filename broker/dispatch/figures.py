@@ -1,8 +1,8 @@
 """Figures for operators: what is counted and measured, each defined in one place. Pure.
 
-`/metrics` shows all of them (`routes.metrics`), the charts are made of the totals of some
+`/metrics` shows all of them (`api.admin.metrics_routes`), the charts are made of the totals of some
 (`dispatch.history`), and those of the gateway are read from its part of the status document
-(`routes.report`).
+(`api.admin.report`).
 
 Labels are bounded: models that the fleet knows, and codes and reasons of fixed tables; of names that a worker
 sends, `/metrics` shows the most frequent. Ids are never labels.

@@ -16,4 +16,16 @@ def test_a_module_beside_the_subpackages_is_refused_and_one_import_is_excused() 
     assert {"broker", "worker", "deploy"} <= layered
     excused = [imported for each in contracts for imported in each.get("ignore_imports", ())]
     assert excused == ["protocol.sockets -> zmq"]
-    assert all(each.get("layers") or each["forbidden_modules"] for each in contracts)
+    assert all(each.keys() & {"layers", "forbidden_modules", "protected_modules"} for each in contracts)
+
+
+def test_each_module_of_an_api_is_pure_or_stands_in_the_layers() -> None:
+    contracts = {each["name"].partition(",")[0]: each for each in OPTIONS["contracts"]}
+    pure = set(contracts["broker: what it decides and writes is pure"]["source_modules"])
+    layers = contracts["broker: routes stand above the application layer"]["layers"]
+    routes, batches = (set(layer.split()) - {":"} for layer in (layers[1], layers[-1]))
+    found = {path.relative_to(ROOT).with_suffix("") for path in (ROOT / "broker" / "api").rglob("*.py")}
+    modules = {".".join(path.parts) for path in found if path.name != "__init__"}
+    assert modules == {name for name in pure | routes | batches if name.startswith("broker.api.")}
+    assert not routes & pure
+    assert {name for name in modules if name.endswith("routes")} == routes - {"broker.api.batches.access"}

@@ -27,7 +27,8 @@ IMPURE = ("zmq", "asyncio", "uvicorn", "starlette", *MODEL_LIBRARIES)
 PURE = {
     "protocol": ("errors", "messages", "settings", "wire"),
     "broker.dispatch": ("dispatcher",),
-    "broker.dialects": ("normalize", "media", "chat", "answer", "completions"),
+    "broker.api": ("chat.chat", "completions.completions", "rendering"),
+    "broker.dialects": ("normalize", "data_urls", "choices"),
     "deploy.supervisor": ("lifecycle",),
     "worker": ("contract",),
     "worker.schedule": ("loop",),

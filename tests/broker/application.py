@@ -13,16 +13,16 @@ from typing import Any, cast
 
 from starlette.types import ASGIApp
 
+from broker.api.batches.runner import BatchRunner, StoreThread
+from broker.api.batches.store import BatchStore
 from broker.app import create_app
-from broker.batches.runner import BatchRunner, StoreThread
-from broker.batches.store import BatchStore
 from broker.dispatch.inspection import Inspection
-from broker.http.auth import ApiKeys
-from broker.http.limits import KeyConcurrency
-from broker.http.media import MediaMemory
-from broker.routes import batch_lines
-from broker.routes.recovery import recover
-from broker.routes.state import Fetch, GatewayState, journal_at
+from broker.middleware.auth import ApiKeys
+from broker.middleware.limits import KeyConcurrency
+from broker.middleware.media_memory import MediaMemory
+from broker.requests import batch_lines
+from broker.requests.recovery import recover
+from broker.state import Fetch, GatewayState, journal_at
 from broker.transport.router import RouterLink
 from protocol.gateway_settings import GatewaySettings
 from protocol.messages import Cancel, Generate, Message

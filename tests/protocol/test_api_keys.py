@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.http.auth import ApiKeys
+from broker.middleware.auth import ApiKeys
 from protocol.api_keys import HASHED, ApiKey, KeysError, create, parse, plain_keys, without
 
 GOOD, OTHER = "rh-0123456789abcdef", "rh-fedcba9876543210"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from broker.app import ROUTES
 from broker.dialects.host_patterns import HostPatterns
-from broker.http.origins import (
+from broker.middleware.origins import (
     ADMINISTRATIVE_PATHS,
     CONTAINER_HOSTS,
     OriginPolicy,

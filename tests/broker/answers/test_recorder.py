@@ -15,7 +15,7 @@ from broker.answers.answer import COLLECTED_S_MAX, DISK_S_MAX
 from broker.answers.answers import DurableAnswers
 from broker.answers.record import AnswerRecord, DeltaRun, Piece, PieceCollector
 from broker.answers.recorder import AnswerRecorder
-from broker.dialects.rendering import ChatRendering
+from broker.api.rendering import ChatRendering
 from broker.dispatch.checkpoint import Checkpoint, checkpoint_of
 from broker.dispatch.flight import Flight, Flights, Item
 from broker.journal.file import Append, Operation, Put, Replace

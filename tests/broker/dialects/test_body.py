@@ -13,11 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from broker.dialects import chat_body, completions, embeddings, json_size, rerank
+from broker.api.chat import body as chat_body
+from broker.api.completions import completions
+from broker.api.embeddings import embeddings, rerank
+from broker.api.messages import body as messages
+from broker.api.responses import body as responses
+from broker.dialects import json_size
 from broker.dialects.body import decode, encode, encode_text
 from broker.dialects.json_size import CONTAINERS_MAX, DEPTH_MAX, VALUES_MAX, check_size, is_too_deep
-from broker.dialects.messages import body as messages
-from broker.dialects.responses import body as responses
 from protocol.errors import Code, RequestError
 
 DOCUMENTS = st.recursive(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.dialects.media import MediaError
+from broker.dialects.data_urls import MediaError
 from broker.dialects.media_hosts import PORTS, AllowedHosts, is_public, read_url
 
 

@@ -8,7 +8,7 @@ from hashlib import sha256
 
 import pytest
 
-from broker.dialects.media import MediaError
+from broker.dialects.data_urls import MediaError
 from broker.dialects.media_types import NOT_A_VIDEO, NOT_AN_IMAGE, Frame, image_in, video_in
 from tests.images import FORMATS, MP4, noise, picture
 

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from broker.dialects import chat, chat_body
-from broker.dialects.messages import body as messages
-from broker.dialects.messages import request as anthropic
-from broker.dialects.responses import body as responses
-from broker.dialects.responses import request
+from broker.api.chat import body as chat_body
+from broker.api.chat import chat
+from broker.api.messages import body as messages
+from broker.api.messages import request as anthropic
+from broker.api.responses import body as responses
+from broker.api.responses import request
 from protocol.conversation import unpack
 from protocol.errors import RequestError
 from protocol.messages import Generate

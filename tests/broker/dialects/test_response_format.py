@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.dialects import chat, chat_body, completions
+from broker.api.chat import body as chat_body
+from broker.api.chat import chat
+from broker.api.completions import completions
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
 from protocol.types import StructuredOutput

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.dialects import chat_body
+from broker.api.chat import body as chat_body
 from tests.broker.page.scripts import ASSETS, Call
 
 USER = {"role": "user", "text": "hello", "images": []}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from broker.http.auth import ApiKeys
+from broker.middleware.auth import ApiKeys
 from deploy.command.cli import app
 from tests.deploy.conftest import config
 

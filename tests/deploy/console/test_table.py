@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from broker.api.admin import report
+from broker.api.admin.report import StatusSnapshot
 from broker.dispatch.traffic import HttpCounters
-from broker.routes import report
-from broker.routes.report import StatusSnapshot
 from deploy.console import table
 from protocol.messages import Heartbeat, Loading
 from protocol.supervisor_messages import ModelState, ModelStates

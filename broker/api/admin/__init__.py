@@ -1,0 +1,1 @@
+"""For operators: models and downloads, adapters, caches, requests, status and metrics."""

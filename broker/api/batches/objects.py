@@ -1,0 +1,114 @@
+"""Files and batches as objects of OpenAI's API. Pure."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from broker.api.batches.body import WINDOW, BatchBody
+from broker.api.batches.paging import Paging
+from broker.api.batches.records import WINDOW_S, BatchRecord, Counts, FileRecord
+from protocol.errors import Code, RequestError
+
+BATCHES = Paging("after", None, 20, 100)
+FILES = Paging("after", None, 10_000, 10_000)
+_SEED_BITS = 63
+
+
+def new_batch(body: BatchBody, owner: str, now: float) -> BatchRecord:
+    """Return a new batch."""
+    return BatchRecord(
+        id="batch_" + secrets.token_hex(12),
+        owner=owner,
+        dialect="openai",
+        endpoint=body.endpoint,
+        input_file_id=body.input_file_id,
+        created_at=int(now),
+        expires_at=int(now) + WINDOW_S,
+        seed=secrets.randbits(_SEED_BITS),
+        entered={"validating": int(now)},
+        metadata=body.metadata,
+        output_expires_s=body.output_expires_after.seconds if body.output_expires_after else None,
+    )
+
+
+# --- objects -----------------------------------------------------------------------------------------
+
+
+def file_object(file: FileRecord) -> dict[str, Any]:
+    """Return a file's object."""
+    return {
+        "id": file.id,
+        "object": "file",
+        "bytes": file.bytes,
+        "created_at": file.created_at,
+        "expires_at": file.expires_at,
+        "filename": file.filename,
+        "purpose": file.purpose,
+        "status": "processed",
+        "status_details": None,
+    }
+
+
+def batch_object(batch: BatchRecord) -> dict[str, Any]:
+    """Return a batch's object."""
+    times = {
+        f"{name}_at": batch.entered.get(name)
+        for name in (
+            "in_progress",
+            "finalizing",
+            "completed",
+            "failed",
+            "expired",
+            "cancelling",
+            "cancelled",
+        )
+    }
+    faults = [
+        {"code": fault.code, "message": fault.message, "param": fault.param, "line": fault.line}
+        for fault in batch.faults
+    ]
+    counts = batch.counts
+    return {
+        "id": batch.id,
+        "object": "batch",
+        "endpoint": batch.endpoint,
+        "model": batch.model,
+        "errors": {"object": "list", "data": faults} if faults else None,
+        "input_file_id": batch.input_file_id,
+        "completion_window": WINDOW,
+        "status": batch.status,
+        "output_file_id": batch.output_file_id,
+        "error_file_id": batch.error_file_id,
+        "created_at": batch.created_at,
+        "expires_at": batch.expires_at,
+        **times,
+        "request_counts": {
+            "total": counts.total,
+            "completed": counts.succeeded,
+            "failed": counts.errored + counts.expired,
+        },
+        "usage": _usage(counts) if batch.is_over and batch.status != "failed" else None,
+        "metadata": batch.metadata,
+    }
+
+
+def _usage(counts: Counts) -> dict[str, Any]:
+    return {
+        "input_tokens": counts.input_tokens,
+        "input_tokens_details": {"cached_tokens": counts.cached_tokens},
+        "output_tokens": counts.output_tokens,
+        "output_tokens_details": {"reasoning_tokens": counts.reasoning_tokens},
+        "total_tokens": counts.input_tokens + counts.output_tokens,
+    }
+
+
+def list_files(files: Sequence[FileRecord], query: Mapping[str, str]) -> dict[str, Any]:
+    """Return a page of files. Raises `RequestError` naming an invalid parameter."""
+    order = query.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise RequestError(Code.INVALID_REQUEST, "'order' must be 'asc' or 'desc'.", param="order")
+    chosen = [file for file in files if query.get("purpose", file.purpose) == file.purpose]
+    chosen.sort(key=lambda file: (file.created_at, file.id), reverse=order == "desc")
+    return {"object": "list", **FILES.page([file_object(file) for file in chosen], query)}

@@ -1,0 +1,198 @@
+"""OpenAI's legacy text completions: body -> `Generate`, and the renderer of a choice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import msgspec
+
+from broker.api.completions.echo import Echo
+from broker.dialects.body import check_range, decode, encode, encode_text, refuse
+from broker.dialects.logprobs import LegacyLogprobs
+from broker.dialects.parameters import (
+    CHOICES_MAX,
+    check,
+    copies,
+    sampling,
+    sparse_of,
+    stop_strings,
+    token_limit,
+)
+from broker.dialects.response_format import FormParameters, form_of
+from protocol.errors import Code, RequestError
+from protocol.messages import Accepted, Generate, PromptLogprobs
+from protocol.types import Delta
+
+MAX_TOKENS_DEFAULT = 16
+LOGPROBS_MAX = 5
+TOKEN_MAX = 2**31 - 1
+"""Largest token id on the wire; only the worker knows the model's vocabulary."""
+
+Prompt = str | list[int]
+
+
+class Body(FormParameters, kw_only=True):
+    """Body fields beside the shared ones. Other fields are ignored."""
+
+    prompt: str | list[Any]
+    logprobs: int | None = None
+    best_of: int | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """Prompts as texts or as lists of token ids."""
+        return [self.prompt] if self._is_single else cast("list[Prompt]", self.prompt)
+
+    @property
+    def _is_single(self) -> bool:
+        return isinstance(self.prompt, str) or (bool(self.prompt) and isinstance(self.prompt[0], int))
+
+    def name_of(self, place: int) -> str:
+        """Return the parameter name of the prompt at index `place`."""
+        return "prompt" if self._is_single else f"prompt[{place}]"
+
+    @property
+    def choices(self) -> int:
+        """Number of answers: `n` for each prompt."""
+        return len(self.prompts) * (self.n or 1)
+
+
+_body_decoder = msgspec.json.Decoder(Body)
+
+
+def read(raw: bytes) -> Body:
+    """Decode and check a body. Raises `RequestError` naming the parameter at fault."""
+    body = decode(_body_decoder, raw)
+    if body.echo and body.suffix:
+        raise refuse("echo", "cannot be combined with 'suffix'")
+    check(body, max_tokens_min=0 if body.echo else 1)
+    check_range("logprobs", body.logprobs, 0, LOGPROBS_MAX)
+    if body.best_of not in (None, 1, body.n or 1):
+        raise refuse("best_of", "must equal 'n': sampling more answers than are returned is not supported")
+    _check_prompts(body)
+    form_of(body)
+    return body
+
+
+def _check_prompts(body: Body) -> None:
+    if not body.prompts or "" in body.prompts:
+        raise RequestError(Code.INVALID_REQUEST, "'prompt' must not be empty.", param="prompt")
+    if not any(all(isinstance(prompt, kind) for prompt in body.prompts) for kind in (str, list)):
+        message = "'prompt' must be text, token ids, or a list of either. The two cannot be mixed."
+        raise RequestError(Code.INVALID_REQUEST, message, param="prompt")
+    for place, prompt in enumerate(body.prompts):
+        if isinstance(prompt, list):
+            _check_tokens(body.name_of(place), prompt)
+    if body.choices > CHOICES_MAX:
+        message = f"'prompt' and 'n' ask for {body.choices} answers; at most {CHOICES_MAX} are allowed."
+        raise RequestError(Code.INVALID_REQUEST, message, param="prompt")
+
+
+def _check_tokens(name: str, tokens: list[Any]) -> None:
+    if not tokens:
+        raise RequestError(Code.INVALID_REQUEST, f"'{name}' must not be empty.", param=name)
+    for index, token in enumerate(tokens):
+        if type(token) is not int or not 0 <= token <= TOKEN_MAX:
+            which = f"{name}[{index}]"
+            raise RequestError(Code.INVALID_REQUEST, f"'{which}' must be a token id.", param=which)
+
+
+# --- to the worker -----------------------------------------------------------------------------------
+
+
+def generate(body: Body, *, id: str, incarnation: str) -> list[Generate]:
+    """Return the requests to the worker in the order of the choices: prompt by prompt.
+
+    Every prompt starts from the same seed, so its answers are those that it would get alone.
+    """
+    drawn, form = sampling(body, body.logprobs), form_of(body)
+    requests: list[Generate] = []
+    for place, prompt in enumerate(body.prompts):
+        first = Generate(
+            incarnation=incarnation,
+            id=f"{id}.{place}" if place else id,
+            sampling=drawn,
+            prompt=prompt if isinstance(prompt, str) else None,
+            tokens=prompt if isinstance(prompt, list) else None,
+            suffix=body.suffix or "",
+            source="" if len(body.prompts) == 1 and isinstance(prompt, str) else body.name_of(place),
+            echo=_is_for_worker(body, prompt),
+            stop=stop_strings(body),
+            max_tokens=MAX_TOKENS_DEFAULT if body.max_tokens is None else token_limit(body.max_tokens),
+            ignore_eos=bool(body.ignore_eos),
+            speculation=body.speculation is not False,
+            sparse=sparse_of(body.sparse_prefill),
+            priority=body.priority or 0,
+            cache_salt=body.salt,
+            cache_pin=bool(body.cache_pin),
+            form=form,
+        )
+        requests += copies(first, body.n or 1)
+    return requests
+
+
+def _is_for_worker(body: Body, prompt: Prompt) -> bool:
+    """Return whether an echo needs the worker: for `max_tokens` 0, logprobs, or the text of tokens."""
+    return bool(body.echo) and (body.max_tokens == 0 or body.logprobs is not None or isinstance(prompt, list))
+
+
+# --- to the client -----------------------------------------------------------------------------------
+
+
+def echoes(body: Body) -> list[str | None]:
+    """Return the text to echo for each choice, None for a prompt of tokens; empty if `echo` is not set."""
+    if not body.echo:
+        return []
+    texts = [prompt if isinstance(prompt, str) else None for prompt in body.prompts]
+    return [text for text in texts for _ in range(body.n or 1)]
+
+
+class CompletionChoiceRenderer:
+    """`answer.ChoiceRenderer` of completions."""
+
+    def __init__(self, *, logprobs: bool, choices: int, echoes: Sequence[str | None] = ()) -> None:
+        """`logprobs`: whether they were requested. `echoes`: the texts to echo, one per choice, or none."""
+        self._logprobs = [LegacyLogprobs() if logprobs else None for _ in range(choices)]
+        self._echoes = [Echo(text, scored=logprobs) for text in echoes]
+
+    def hear(self, choice: int, item: Accepted | PromptLogprobs) -> None:
+        if self._echoes:
+            self._echoes[choice].hear(item)
+            if self._logprobs[choice] is not None and isinstance(item, Accepted):
+                self._logprobs[choice] = LegacyLogprobs(self._echoes[choice].characters)
+
+    def opening(self, choice: int) -> bytes:
+        text, logprobs = self._echoes[choice].take() if self._echoes else ("", None)
+        return encode(_choice(choice, text, logprobs=logprobs)) if text or logprobs else b""
+
+    def gain(self, choice: int, delta: Delta) -> bytes:
+        logprobs = self._logprobs[choice]
+        if logprobs is not None and delta.likelihoods:
+            return encode(_choice(choice, delta.text, logprobs=logprobs.take(delta.likelihoods)))
+        if not delta.text:
+            return b""
+        # Formatted by hand, since most events are of this kind.
+        text = encode_text(delta.text)
+        return b'{"index":%d,"text":%b,"logprobs":null,"finish_reason":null}' % (choice, text)
+
+    def closing(self, choice: int, reason: str) -> bytes:
+        return encode(_choice(choice, "", reason=reason))
+
+    def whole(self, choice: int, deltas: Sequence[Delta], reason: str) -> dict[str, Any]:
+        text = "".join(delta.text for delta in deltas)
+        logprobs = self._logprobs[choice]
+        likelihoods = [of for delta in deltas for of in delta.likelihoods]
+        taken = None if logprobs is None else logprobs.take(likelihoods)
+        before, told = self._echoes[choice].take() if self._echoes else ("", None)
+        if taken and told:
+            taken = {name: told[name] + taken[name] for name in taken}
+        return _choice(choice, before + text, logprobs=taken, reason=reason)
+
+
+def _choice(
+    choice: int, text: str, *, logprobs: dict[str, Any] | None = None, reason: str | None = None
+) -> dict[str, Any]:
+    return {"index": choice, "text": text, "logprobs": logprobs, "finish_reason": reason}

@@ -1,0 +1,1 @@
+"""OpenAI's embeddings, and reranking as in Cohere, Jina and vLLM."""

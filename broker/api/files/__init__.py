@@ -1,0 +1,1 @@
+"""OpenAI's files, of which batches are made."""

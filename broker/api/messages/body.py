@@ -1,0 +1,205 @@
+"""Body of Anthropic's messages: types, and the checks before dispatch.
+
+Unknown fields are ignored, including `cache_control` and fields for Anthropic's own servers, and null means
+absent. A content block of unknown type is refused, so that no content is dropped silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from broker.api.messages.client_tools import function_of
+from broker.api.messages.content import (
+    Block,
+    CompactionBlock,
+    TextBlock,
+    Tool,
+    ToolAdditionBlock,
+    ToolDefinition,
+    ToolReference,
+    ToolRemovalBlock,
+)
+from broker.dialects.body import check_range, decode
+from broker.dialects.parameters import (
+    CACHE_SALT_CHARACTERS_MAX,
+    STOP_STRING_CHARACTERS_MAX,
+    STOP_STRINGS_MAX,
+    check_max_tokens,
+)
+from broker.dialects.reasoning import ReasoningOptions, ReasoningParameters, Thinking, options
+from broker.dialects.tools import NAME_CHARACTERS_MAX, FunctionTool
+from protocol.errors import Code, RequestError
+from protocol.types import SparsePrefill
+
+RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0, 1),
+    "top_p": (0, 1),
+    "top_k": (0, 2**31),
+    "seed": (-(2**63), 2**63 - 1),
+    "priority": (-(2**31), 2**31 - 1),
+}
+
+
+class Message(Struct):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block] | None = None
+
+
+class ToolChoice(Struct):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class OutputFormat(Struct):
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(Struct):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+class Prompt(ReasoningParameters, kw_only=True):
+    """Fields that make the prompt: the whole body of a token count."""
+
+    messages: list[Message]
+    model: str | None = None
+    system: str | list[TextBlock] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    output_config: OutputConfig | None = None
+
+    @property
+    def reasoning_options(self) -> ReasoningOptions:
+        """Reasoning options, under any name. Raises `RequestError`."""
+        effort = self.output_config.effort if self.output_config else None
+        return options(self, output_effort=effort)
+
+
+def offered_tools(prompt: Prompt) -> list[FunctionTool]:
+    """Return the functions that can be called: those of the body, with the changes of its messages.
+
+    A change reorders nothing, so that the prompt keeps its beginning. `defer_loading` has no effect: no tool
+    waits for a search that does not run here. Raises `RequestError` naming the parameter at fault.
+    """
+    tools: dict[str | None, Tool] = {}
+    removed: set[str] = set()
+    for tool in prompt.tools or []:
+        tools.setdefault(tool.name, tool)
+    for place, change in _tool_changes(prompt.messages):
+        match change:
+            case ToolAdditionBlock(ToolDefinition(tool)):
+                _check_name(tool, f"{place}.tool.definition")
+                tools[tool.name] = tool
+                removed.discard(tool.name or "")
+            case ToolAdditionBlock(ToolReference(name)):
+                if name not in tools:
+                    raise _wrong(f"{place}.tool.name", f"is {name[:64]!r}, which is not a tool in 'tools'")
+                removed.discard(name)
+            case ToolRemovalBlock(ToolReference(name)):
+                removed.add(name)
+    functions = (function_of(tool) for name, tool in tools.items() if name not in removed)
+    return [function for function in functions if function is not None]
+
+
+def _tool_changes(messages: list[Message]) -> Iterator[tuple[str, ToolAdditionBlock | ToolRemovalBlock]]:
+    for index, message in enumerate(messages):
+        for number, block in enumerate(message.content or () if not isinstance(message.content, str) else ()):
+            place = f"messages[{index}].content[{number}]"
+            match block:
+                case ToolAdditionBlock() | ToolRemovalBlock():
+                    yield place, block
+                case CompactionBlock(tool_changes=[*changes]):
+                    for step, change in enumerate(changes):
+                        yield f"{place}.tool_changes[{step}]", change
+
+
+class Body(Prompt, kw_only=True):
+    """Body of a message request. `output_format` is the legacy form of `output_config.format`. `seed`,
+    `priority`, `cache_salt`, `cache_pin`, `sparse_prefill` and `adapter` are extensions, as in OpenAI's
+    dialects."""
+
+    max_tokens: int
+    stream: bool | None = None
+    stop_sequences: list[str] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    output_format: OutputFormat | None = None
+    seed: int | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    cache_pin: bool | None = None
+    sparse_prefill: bool | SparsePrefill | None = None
+    adapter: str | None = None
+
+
+_body_decoder = msgspec.json.Decoder(Body)
+_prompt_decoder = msgspec.json.Decoder(Prompt)
+
+
+def read(raw: bytes) -> Body:
+    """Decode and check a body. Raises `RequestError` naming the parameter at fault."""
+    body = decode(_body_decoder, raw)
+    _check_prompt(body)
+    check_max_tokens("max_tokens", body.max_tokens)
+    for name, (low, high) in RANGES.items():
+        check_range(name, getattr(body, name), low, high)
+    _check_stop(body.stop_sequences or [])
+    if len(body.cache_salt or "") > CACHE_SALT_CHARACTERS_MAX:
+        raise _wrong("cache_salt", f"can have at most {CACHE_SALT_CHARACTERS_MAX} characters")
+    return body
+
+
+def read_prompt(raw: bytes) -> Prompt:
+    """Decode and check the body of a token count; other fields are ignored. Raises `RequestError`."""
+    prompt = decode(_prompt_decoder, raw)
+    _check_prompt(prompt)
+    return prompt
+
+
+def _check_prompt(prompt: Prompt) -> None:
+    if not prompt.messages:
+        raise _wrong("messages", "must not be empty")
+    for index, tool in enumerate(prompt.tools or []):
+        _check_name(tool, f"tools[{index}]")
+    _check_choice(prompt)
+    thinking = prompt.thinking
+    if isinstance(thinking, Thinking) and thinking.type == "enabled" and thinking.budget_tokens is None:
+        raise _wrong("thinking.budget_tokens", "is required when thinking is enabled")
+    _ = prompt.reasoning_options  # for its errors; made again at dispatch
+
+
+def _check_name(tool: Tool, place: str) -> None:
+    if function_of(tool) is not None and not 1 <= len(tool.name or "") <= NAME_CHARACTERS_MAX:
+        raise _wrong(f"{place}.name", f"must have 1 to {NAME_CHARACTERS_MAX} characters")
+
+
+def _check_choice(prompt: Prompt) -> None:
+    choice, names = prompt.tool_choice, {tool.name for tool in offered_tools(prompt)}
+    if choice is None or choice.type not in ("any", "tool"):
+        return
+    if not names:
+        raise _wrong("tool_choice", "requires a tool call, but 'tools' has no tool that can be called")
+    if choice.type == "tool" and choice.name not in names:
+        named = repr((choice.name or "")[:64])
+        raise _wrong("tool_choice.name", f"is {named}, which is not a tool in 'tools'")
+
+
+def _check_stop(strings: list[str]) -> None:
+    if len(strings) > STOP_STRINGS_MAX:
+        raise _wrong("stop_sequences", f"can hold at most {STOP_STRINGS_MAX} strings")
+    for index, string in enumerate(strings):
+        if not 1 <= len(string) <= STOP_STRING_CHARACTERS_MAX:
+            limit = f"must have 1 to {STOP_STRING_CHARACTERS_MAX} characters"
+            raise _wrong(f"stop_sequences[{index}]", limit)
+
+
+def _wrong(param: str, why: str) -> RequestError:
+    return RequestError(Code.INVALID_REQUEST, f"'{param}' {why}.", param=param)

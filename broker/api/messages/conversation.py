@@ -1,0 +1,199 @@
+"""Conversion of content blocks to chat messages, so that both dialects make the same prompt.
+
+A user message becomes several: one for each tool result, then the user's content. An assistant message stays
+one, unless it has results of tools that ran elsewhere: its texts are concatenated without a separator, as
+they were generated. A compaction stands for all before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from broker.api.messages.body import Message, Prompt
+from broker.api.messages.content import (
+    Block,
+    BrowserStateBlock,
+    CompactionBlock,
+    DocumentBlock,
+    ImageBlock,
+    ImageSource,
+    SearchResultBlock,
+    ServerToolResult,
+    ServerToolUse,
+    TextBlock,
+    ThinkingBlock,
+    ToolAdditionBlock,
+    ToolReferenceBlock,
+    ToolRemovalBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from broker.dialects.attached_files import text_in
+from broker.dialects.body import refuse
+from broker.dialects.foreign import result_text, summary_message
+from broker.dialects.normalize import Conversation, normalize
+from protocol.errors import Code, RequestError
+
+ERROR = "Error"
+"""Result of a failed call without content."""
+
+Part = dict[str, Any]
+
+
+def conversation(prompt: Prompt, *, system_in_place: bool) -> Conversation:
+    """Return the canonical conversation of a checked body. Raises `RequestError` for unreadable content."""
+    messages = [*_system(prompt.system or [])]
+    compacted = [index for index, message in enumerate(prompt.messages) if _is_compaction(message)]
+    first = compacted[-1] if compacted else 0
+    for index, message in enumerate(prompt.messages[first:], first):
+        messages += _spoken(message, f"messages[{index}].content")
+    return normalize(messages, system_in_place=system_in_place)
+
+
+def _system(system: str | Sequence[TextBlock]) -> Iterator[dict[str, Any]]:
+    if isinstance(system, str):
+        yield {"role": "system", "content": system}
+    elif system:
+        yield {"role": "system", "content": [_text(block.text) for block in system]}
+
+
+def _spoken(message: Message, place: str) -> Iterator[dict[str, Any]]:
+    if message.content is None or isinstance(message.content, str):
+        yield {"role": message.role, "content": message.content or ""}
+    elif message.role == "assistant":
+        yield from _said(message.content, place)
+    else:
+        yield from _heard(message.role, message.content, place)
+
+
+def _is_compaction(message: Message) -> bool:
+    blocks = message.content
+    return isinstance(blocks, list) and any(isinstance(b, CompactionBlock) and b.content for b in blocks)
+
+
+def _said(blocks: Sequence[Block], place: str) -> list[dict[str, Any]]:
+    """Convert an assistant message: reasoning, text, tool calls, and results of tools that ran elsewhere."""
+    said: list[dict[str, Any]] = []
+    turn: list[Block] = []
+    results = {b.tool_use_id: text for b in blocks if isinstance(b, ServerToolResult) and (text := _read(b))}
+    for index, block in enumerate(blocks):
+        match block:
+            case ToolResultBlock() | ImageBlock() | DocumentBlock():
+                raise _misplaced(block, f"{place}[{index}]", "user")
+            case ToolAdditionBlock() | ToolRemovalBlock():
+                raise _misplaced(block, f"{place}[{index}]", "system")
+            case CompactionBlock(content=str(summary)) if summary:
+                said, turn = [summary_message(summary)], []
+            case ServerToolResult() if block.tool_use_id in results:
+                said += [_turn(turn)] if turn else []
+                said.append(_result_message(block.tool_use_id, results[block.tool_use_id]))
+                turn = []
+            case ServerToolUse() if block.id not in results:
+                pass  # what it found, if anything, is in the text behind it
+            case _:
+                turn.append(block)
+    return [*said, _turn(turn)] if turn or not said else said
+
+
+def _turn(blocks: Sequence[Block]) -> dict[str, Any]:
+    return {
+        "role": "assistant",
+        "content": "".join(block.text or "" for block in blocks if isinstance(block, TextBlock)),
+        "reasoning_content": "".join(b.thinking or "" for b in blocks if isinstance(b, ThinkingBlock)),
+        "tool_calls": [_call(block) for block in blocks if isinstance(block, ToolUseBlock | ServerToolUse)],
+    }
+
+
+def _read(result: ServerToolResult) -> str:
+    return result_text(result.content)
+
+
+def _call(block: ToolUseBlock | ServerToolUse) -> dict[str, Any]:
+    function = {"name": block.name, "arguments": block.input or {}}
+    return {"id": block.id, "type": "function", "function": function}
+
+
+def _heard(role: str, blocks: Sequence[Block], place: str) -> Iterator[dict[str, Any]]:
+    """Convert a user message: tool results first, since they belong to the preceding assistant message."""
+    parts: list[Part] = []
+    for index, block in enumerate(blocks):
+        if isinstance(block, ToolUseBlock | ThinkingBlock):
+            raise _misplaced(block, f"{place}[{index}]", "assistant")
+        if isinstance(block, ToolResultBlock):
+            yield _result(block, f"{place}[{index}].content")
+        elif isinstance(block, ServerToolResult):
+            yield _result_message(block.tool_use_id, _read(block))
+        else:
+            parts += _parts(block, f"{place}[{index}]")
+    if parts:
+        yield {"role": role, "content": parts}
+
+
+def _result(block: ToolResultBlock, place: str) -> dict[str, Any]:
+    content: str | list[Part]
+    if block.content is None or isinstance(block.content, str):
+        content = block.content or ""
+    else:
+        read = [_parts(inner, f"{place}[{index}]") for index, inner in enumerate(block.content)]
+        content = [part for parts in read for part in parts]
+    if block.is_error and not content:
+        content = ERROR
+    return _result_message(block.tool_use_id, content)
+
+
+def _result_message(id: str, content: str | list[Part]) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": id, "content": content}
+
+
+def _parts(block: Block, place: str) -> list[Part]:
+    match block:
+        case TextBlock(text):
+            return [_text(text)]
+        case ImageBlock(source):
+            return [{"type": "image_url", "image_url": _url(source, f"{place}.source"), "param": place}]
+        case DocumentBlock():
+            return _document(block, place)
+        case SearchResultBlock():
+            found = [part.text for part in block.content]
+            return [_text("\n".join(filter(None, [block.title, block.source, *found])))]
+        case ToolReferenceBlock(tool_name):
+            return [_text(tool_name)]
+        case BrowserStateBlock(tabs, changes):
+            return [_text(result_text({"tabs": tabs, "state_changes": changes}))]
+        case CompactionBlock(content=str(summary)) if summary:
+            return [_text(summary_message(summary)["content"])]
+        case _:
+            return []
+
+
+def _document(block: DocumentBlock, place: str) -> list[Part]:
+    source, head = block.source, [_text(text) for text in (block.title, block.context) if text]
+    if source.type == "base64" and source.data is not None:
+        return [*head, _text(text_in(source.data, source.media_type or "", f"{place}.source"))]
+    content = source.data if source.type == "text" else source.content
+    if source.type not in ("text", "content") or content is None:
+        why = f"is a document of type {source.type[:32]!r}, which is not supported: send its text"
+        raise refuse(f"{place}.source", why)
+    if isinstance(content, str):
+        return [*head, _text(content)]
+    read = [_parts(inner, f"{place}.source.content[{index}]") for index, inner in enumerate(content)]
+    return [*head, *(part for parts in read for part in parts)]
+
+
+def _url(source: ImageSource, place: str) -> str:
+    if source.type == "url" and source.url is not None:
+        return source.url
+    if source.type == "base64" and source.data is not None:
+        return f"data:{source.media_type or ''};base64,{source.data}"
+    raise refuse(place, "must have type 'base64' with 'data', or type 'url' with 'url'")
+
+
+def _text(text: str | None) -> Part:
+    return {"type": "text", "text": text or ""}
+
+
+def _misplaced(block: Block, place: str, role: str) -> RequestError:
+    kind = block.__struct_config__.tag
+    message = f"'{place}' is a {kind} block, which is only allowed in messages with role '{role}'."
+    return RequestError(Code.INVALID_REQUEST, message, param=place)

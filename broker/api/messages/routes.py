@@ -1,0 +1,69 @@
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's API.
+
+Versions and betas that clients name, in headers or in the query, have no effect.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from functools import partial
+
+from starlette.requests import Request
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from broker.api.messages import body, request
+from broker.api.messages.conversation import conversation
+from broker.api.rendering import MessageRendering
+from broker.api.tokens.tokens import TokenizeRenderer
+from broker.dialects.normalize import Conversation
+from broker.dispatch.fleet import UnloadedModel, Worker
+from broker.middleware.ids import request_id
+from broker.requests.generation import answering, ask, choose, generated, respond, take_body
+from broker.requests.idempotency import keyed
+from broker.state import gateway_of
+
+
+async def create_message(http: Request) -> ASGIApp:
+    """Generate the next message of a conversation, streamed or as one document."""
+    gateway = gateway_of(http)
+    read, raw = await take_body(http, body.read)
+    found = choose(http, read.model, read.adapter)
+    id = "msg_" + secrets.token_hex(12)
+    thinks = found.capabilities.thinking
+    generate = partial(
+        request.generate, read, id=id, incarnation=gateway.dispatcher.incarnation, thinks=thinks
+    )
+    asked, frames = await ask(http, found, len(raw), _converse(read, found), generate)
+    rendering = MessageRendering(
+        id=id,
+        model=answering(http, found),
+        created=int(time.time()),
+        stream=bool(read.stream),
+        request_id=request_id(http.scope),
+    )
+    return generated(http, found, [asked], frames, rendering)
+
+
+async def count_tokens(http: Request) -> ASGIApp:
+    """Count the tokens of a conversation, even beyond the model's context. Nothing is generated."""
+    gateway = gateway_of(http)
+    read, raw = await take_body(http, body.read_prompt)
+    found = choose(http, read.model)
+    id = "count-" + secrets.token_hex(12)
+    count = partial(request.count, read, id=id, incarnation=gateway.dispatcher.incarnation)
+    asked, frames = await ask(http, found, len(raw), _converse(read, found), count)
+    renderer = TokenizeRenderer(lambda told: {"input_tokens": told.prompt_tokens})
+    return respond(http, found, [asked], frames, renderer, prompts=1)
+
+
+def _converse(read: body.Prompt, found: Worker | UnloadedModel) -> Callable[[], Conversation]:
+    return partial(conversation, read, system_in_place=found.capabilities.system_in_place)
+
+
+ROUTES = [
+    Route("/v1/messages", keyed(create_message), methods=["POST"]),
+    Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
+]

@@ -1,0 +1,95 @@
+"""Conversion of item content to chat parts, each image and video with its place in the body."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from broker.api.chat.body import FramesPart, ImageURL, VideoPart
+from broker.api.responses.encrypted_content import UNREADABLE, plain_text
+from broker.dialects.attached_files import FileData, file_text, unsupported_part
+from broker.dialects.body import convert
+from broker.dialects.parts import Detail
+from protocol.errors import Code, RequestError
+
+Content = str | list[dict[str, Any]]
+
+TEXTS = {
+    "encrypted_content": "encrypted_content",
+    "input_text": "text",
+    "output_text": "text",
+    "reasoning_text": "text",
+    "refusal": "refusal",
+    "summary_text": "text",
+    "text": "text",
+}
+"""Field of the text, by the type of the part."""
+FILE = "input_file"
+"""Type of a file, which is read if it is text."""
+REFUSED = frozenset({"input_audio"})
+
+
+class InputImage(Struct):
+    image_url: ImageURL | str | None = None
+    detail: Detail | None = None
+
+
+VISUALS: Mapping[str, type[Struct]] = {
+    "computer_screenshot": InputImage,
+    "input_image": InputImage,
+    "video_url": VideoPart,
+    "video": FramesPart,
+}
+"""Types of the image and video parts. Videos are as in chat, since OpenAI's responses have none."""
+
+
+def content_of(content: Content | None, place: str) -> Content:
+    """Convert the content of a message or a call output. Raises `RequestError` for an invalid part."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return [_part(part, f"{place}[{index}]") for index, part in enumerate(content)]
+
+
+def text_of(content: Content | None, place: str) -> str:
+    """Return the text of an assistant message. Raises `RequestError` for parts other than text."""
+    parts = content_of(content, place)
+    if isinstance(parts, str):
+        return parts
+    for index, part in enumerate(parts):
+        if part["type"] != "text":
+            raise wrong(f"{place}[{index}]", "an assistant message can only contain text")
+    return "\n".join(part["text"] for part in parts if part["text"])
+
+
+def _part(part: Mapping[str, Any], place: str) -> dict[str, Any]:
+    kind = part.get("type")
+    if isinstance(kind, str) and kind in VISUALS:
+        return _visual(part, kind, place)
+    if not isinstance(kind, str) or kind not in TEXTS:
+        if kind == FILE:
+            return {"type": "text", "text": file_text(convert(part, FileData, place), place)}
+        if isinstance(kind, str) and kind in REFUSED:
+            raise unsupported_part(kind, place)
+        why = "a type is required" if kind is None else f"unknown part type {str(kind)[:64]!r}"
+        raise wrong(place, why)
+    text = part.get(TEXTS[kind])
+    if not isinstance(text, str | None):
+        raise wrong(f"{place}.{TEXTS[kind]}", "must be a string")
+    if kind == "encrypted_content" and text:
+        text = plain_text(text) or UNREADABLE
+    return {"type": "text", "text": text or ""}
+
+
+def _visual(part: Mapping[str, Any], kind: str, place: str) -> dict[str, Any]:
+    read = convert(part, VISUALS[kind], place)
+    if isinstance(read, InputImage) and read.image_url is None:
+        raise wrong(f"{place}.image_url", "is required, since files are not stored here")
+    kind = "input_image" if isinstance(read, InputImage) else kind
+    return {**part, "type": kind, "param": place}
+
+
+def wrong(place: str, why: str) -> RequestError:
+    """Make the error for an invalid part of an item."""
+    return RequestError(Code.INVALID_REQUEST, f"'{place}': {why}.", param=place)

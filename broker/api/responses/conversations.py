@@ -1,0 +1,191 @@
+"""Conversations of OpenAI's API: items under an id of their own, which responses continue and extend.
+
+A conversation is stored as a response is, without output: its document, and its items in pieces that it
+shares with the responses that made them. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from broker.api.responses.items import additional_tools, listed, messages
+from broker.api.responses.store import ResponseStore, StoredItems, StoredResponse
+from broker.api.responses.tools import offer
+from broker.dialects.body import check_range, decode, encode
+from protocol.errors import Code, RequestError
+
+PREFIX = "conv_"
+ITEMS_MAX = 20
+"""Maximum items of one request."""
+READS_MAX = 8
+"""Maximum number of times that a conversation is read to change it, while others are changed."""
+METADATA_MAX, KEY_CHARACTERS_MAX, VALUE_CHARACTERS_MAX = 16, 64, 512
+
+Document = dict[str, Any]
+
+
+class CreateBody(Struct):
+    """Body that creates a conversation."""
+
+    items: list[dict[str, Any]] | None = None
+    metadata: dict[str, str] | None = None
+
+
+class UpdateBody(Struct):
+    """Body that replaces the metadata of a conversation."""
+
+    metadata: dict[str, str]
+
+
+class ItemsBody(Struct):
+    """Body that adds items to a conversation."""
+
+    items: list[dict[str, Any]]
+
+
+_create: msgspec.json.Decoder[CreateBody] = msgspec.json.Decoder(CreateBody)
+_update: msgspec.json.Decoder[UpdateBody] = msgspec.json.Decoder(UpdateBody)
+_items: msgspec.json.Decoder[ItemsBody] = msgspec.json.Decoder(ItemsBody)
+
+
+def read_create(raw: bytes) -> CreateBody:
+    """Decode and check a body, which may be empty. Raises `RequestError` naming the parameter at fault."""
+    body = decode(_create, raw or b"{}")
+    _check_items(body.items or ())
+    _check_metadata(body.metadata or {})
+    return body
+
+
+def read_update(raw: bytes) -> UpdateBody:
+    """As `read_create`."""
+    body = decode(_update, raw)
+    _check_metadata(body.metadata)
+    return body
+
+
+def read_items(raw: bytes) -> ItemsBody:
+    """As `read_create`."""
+    body = decode(_items, raw)
+    check_range("items", len(body.items), 1, ITEMS_MAX)
+    _check_items(body.items)
+    return body
+
+
+def _check_items(items: Sequence[Document]) -> None:
+    check_range("items", len(items), 0, ITEMS_MAX)
+    placed = [(f"items[{index}]", item) for index, item in enumerate(items)]
+    messages(placed)
+    offer(additional_tools(placed), None, single=False)
+
+
+def _check_metadata(metadata: dict[str, str]) -> None:
+    check_range("metadata", len(metadata), 0, METADATA_MAX)
+    for key, value in metadata.items():
+        if len(key) > KEY_CHARACTERS_MAX or len(value) > VALUE_CHARACTERS_MAX:
+            limits = f"{KEY_CHARACTERS_MAX} characters in a key and {VALUE_CHARACTERS_MAX} in a value"
+            message = f"'metadata' may have at most {limits}."
+            raise RequestError(Code.INVALID_REQUEST, message, param="metadata")
+
+
+class ConversationStore:
+    """Conversations of all owners, in the store of responses. For use on the event loop."""
+
+    def __init__(self, store: ResponseStore) -> None:
+        self._store = store
+
+    def create(self, owner: str, stem: str, body: CreateBody, *, created_at: int) -> Document:
+        """Store a new conversation and return its document.
+
+        `stem`: random part of its id and of its items' ids. Raises `RequestError` if nothing is stored here.
+        """
+        if not self._store.keeps:
+            message = "This server stores no responses and no conversations (--responses-max 0)."
+            raise RequestError(Code.UNSUPPORTED_PARAMETER, message)
+        document = {
+            "id": PREFIX + stem,
+            "object": "conversation",
+            "created_at": created_at,
+            "metadata": body.metadata or {},
+        }
+        pieces = (StoredItems.of(listed(body.items, stem)),) if body.items else ()
+        self._put(owner, document, pieces)
+        return document
+
+    async def get(self, owner: str, id: str) -> StoredResponse:
+        """Return a stored conversation. Raises `RequestError(conversation_not_found)`."""
+        if not id.startswith(PREFIX):
+            raise _unknown("Conversation", id)
+        try:
+            return await self._store.get(owner, id)
+        except RequestError as error:
+            raise _unknown("Conversation", id) if error.code is Code.RESPONSE_NOT_FOUND else error from None
+
+    async def document(self, owner: str, id: str) -> Document:
+        """Return the document of a conversation. Raises as `get`."""
+        return (await self.get(owner, id)).head_document()
+
+    async def update(self, owner: str, id: str, body: UpdateBody) -> Document:
+        """Replace the metadata and return the document. Raises as `get`."""
+        conversation = await self._read_latest(owner, id)
+        document = conversation.head_document() | {"metadata": body.metadata}
+        self._put(owner, document, conversation.pieces)
+        return document
+
+    async def delete(self, owner: str, id: str) -> None:
+        """Delete a conversation; responses keep its items. Raises as `get`."""
+        await self.get(owner, id)
+        self._store.drop(owner, id)
+
+    async def add(self, owner: str, id: str, items: Sequence[Document], stem: str) -> list[Document]:
+        """Add items at the end and return them as listed. Raises as `get`."""
+        await self.get(owner, id)
+        added = listed(items, stem)
+        self._store.extend(owner, id, (StoredItems.of(added),))
+        return added
+
+    async def item(self, owner: str, id: str, item_id: str) -> Document:
+        """Return an item. Raises `RequestError(conversation_not_found)`."""
+        for item in await self.items(owner, id):
+            if item["id"] == item_id:
+                return item
+        raise _unknown("Item", item_id)
+
+    async def items(self, owner: str, id: str) -> list[Document]:
+        """Return all items, oldest first. Raises as `get`."""
+        return [item for piece in (await self.get(owner, id)).pieces for item in piece.items()]
+
+    async def delete_item(self, owner: str, id: str, item_id: str) -> Document:
+        """Remove an item and return the conversation's document. Raises as `item`."""
+        await self.item(owner, id, item_id)
+        conversation = await self._read_latest(owner, id)
+        pieces = tuple(_without(piece, item_id) for piece in conversation.pieces)
+        document = conversation.head_document()
+        self._put(owner, document, pieces)
+        return document
+
+    async def _read_latest(self, owner: str, id: str) -> StoredResponse:
+        """Return a conversation to which nothing was added while it was read. Raises as `get`."""
+        for _ in range(READS_MAX):
+            changes = self._store.changes
+            conversation = await self.get(owner, id)
+            if self._store.changes == changes:
+                break
+        return conversation
+
+    def _put(self, owner: str, document: Document, pieces: tuple[StoredItems, ...]) -> None:
+        self._store.put(owner, document["id"], StoredResponse(encode(document), pieces))
+
+
+def _without(piece: StoredItems, item_id: str) -> StoredItems:
+    items = piece.items()
+    left = [item for item in items if item["id"] != item_id]
+    return piece if len(left) == len(items) else StoredItems.of(left)
+
+
+def _unknown(what: str, id: str) -> RequestError:
+    message = f"{what} with id {id[:128]!r} not found: it is not stored, or no longer."
+    return RequestError(Code.CONVERSATION_NOT_FOUND, message)

@@ -1,1 +1,0 @@
-"""Batches: files of requests that are run when nothing interactive is, and that survive every restart."""

@@ -1,0 +1,54 @@
+"""Error responses: the error object of the API that was called, and headers that tell clients whether to
+retry."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Scope
+
+from broker.dialects import anthropic, openai
+from broker.middleware.ids import request_id
+from broker.middleware.json_response import JsonResponse
+from broker.middleware.timing import ERROR_CODE
+from protocol.errors import Code, RequestError
+from protocol.log_context import about
+
+Envelope = Callable[[RequestError, str], dict[str, Any]]
+"""(error, request id) -> error document."""
+
+ENVELOPES: tuple[tuple[str, Envelope], ...] = (
+    ("/v1/messages", anthropic.error_object),
+    ("", lambda error, request_id: openai.error_object(error)),
+)
+"""Envelopes by path prefix; the first match counts."""
+
+
+_RETRIED = frozenset({409, *range(500, 600)})
+"""Statuses that SDKs retry, unless a header says that it is in vain."""
+
+
+def error_response(error: RequestError, scope: Scope | None = None) -> Response:
+    """Build the response for an error. `scope`: that of the request, if known."""
+    path, id = (scope["path"], request_id(scope)) if scope else ("", "")
+    if scope:
+        scope.setdefault("state", {})[ERROR_CODE] = error.code.value
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(max(1, round(error.retry_after_s)))
+    elif error.kind.status in _RETRIED and not error.kind.retryable:
+        headers["x-should-retry"] = "false"
+    if error.code is Code.REQUEST_TOO_LARGE:
+        headers["connection"] = "close"
+    envelope = next(envelope for beginning, envelope in ENVELOPES if path.startswith(beginning))
+    return JsonResponse(envelope(error, id), error.kind.status, headers)
+
+
+def log_refusal(log: logging.Logger, scope: Scope, error: RequestError) -> None:
+    """Log the refusal of a request by a middleware, which no route sees."""
+    client = scope["client"][0] if scope.get("client") else "?"
+    asked, told = (scope["method"], scope["path"], client), about(request_id=request_id(scope))
+    log.info("%s %r from %s refused: %s", *asked, error.message, extra=told)

@@ -1,0 +1,113 @@
+"""Responses in the background: queued at once, run when a row is free, read by their id."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from broker.answers.answer import DurableAnswer
+from broker.answers.background import PRIORITY
+from broker.api.rendering import ResponseRendering
+from broker.api.responses.answer import ResponseBuilder
+from broker.api.responses.store import StoredItems
+from broker.dialects.body import encode, refuse
+from broker.dialects.parameters import PRIORITY_RANGE
+from broker.dialects.renderers import Renderer
+from broker.dispatch.fleet import UnloadedModel, Worker
+from broker.requests import durable
+from broker.requests.durable import Described, open_flights
+from broker.requests.generation import configured, end_logger, submission
+from broker.requests.reattach import AnswerResponse
+from broker.state import GatewayState, gateway_of, owner_of
+from protocol.errors import Code, RequestError
+from protocol.messages import Generate
+
+Name = tuple[str, str]
+"""Owner and id of a response."""
+
+
+def begin(
+    asked: Request,
+    found: Worker | UnloadedModel,
+    message: Generate,
+    frames: list[bytes],
+    rendering: ResponseRendering,
+    builder: ResponseBuilder,
+    described: Described,
+    body_bytes: int,
+) -> ASGIApp:
+    """Queue a response and return it, or its events if it is streamed. Raises `RequestError`."""
+    gateway, name = gateway_of(asked), (owner_of(asked), rendering.id)
+    gateway.background.check_room()
+    low = min(message.priority + PRIORITY, PRIORITY_RANGE[1])
+    requests = configured(asked, found, [replace(message, priority=low)])
+    claimed: DurableAnswer | None = getattr(asked.state, "answer", None)
+    answer = gateway.answers.new(name[0]) if claimed is None else claimed
+    answer.is_durable, answer.own_bytes = True, body_bytes + sum(map(len, frames))
+    asked.state.answer = answer
+    renderer = introduce(gateway, answer, rendering, builder, described.before)
+    recorder = durable.record(gateway, answer, described, requests, frames, found.model)
+    answer.begin(renderer)
+
+    def start() -> None:
+        flights = submission(asked, found, requests, frames)
+        open_flights(answer, renderer, flights, end_logger(asked), after=gateway.background.pump)
+        if recorder is not None:
+            recorder.opened()
+
+    gateway.background.add(answer, found.model, start)
+    return AnswerResponse(answer, gateway.settings.keepalive_s)
+
+
+def introduce(
+    gateway: GatewayState,
+    answer: DurableAnswer,
+    rendering: ResponseRendering,
+    builder: ResponseBuilder,
+    before: Sequence[StoredItems],
+) -> Renderer:
+    """Let a response in the background be found by its id. Return its renderer."""
+    answer.inputs = lambda: [item for piece in before for item in piece.items()]
+    if not rendering.stream:
+        queued = encode(builder.so_far())
+        answer.whole = lambda: queued
+    gateway.answers.name(answer, rendering.id)
+    register(gateway, (answer.owner, rendering.id), answer, builder)
+    return rendering.of(builder)
+
+
+def register(gateway: GatewayState, name: Name, answer: DurableAnswer, builder: ResponseBuilder) -> None:
+    """Let the response be found by its id until it is over; then the store has it."""
+    gateway.answering[name] = builder
+    forget = answer.on_over
+
+    def on_over(ended: DurableAnswer) -> None:
+        gateway.answering.pop(name, None)
+        forget(ended)
+
+    answer.on_over = on_over
+
+
+async def events(gateway: GatewayState, name: Name, starting_after: str | None) -> ASGIApp:
+    """Return the events of a response in the background, after the one with that number. Raises
+    `RequestError` if they are not kept, or never were."""
+    skipped = 0
+    if starting_after is not None:
+        if not (starting_after.isascii() and starting_after.isdigit() and len(starting_after) < 10):
+            message = "'starting_after' must be the number of an event."
+            raise RequestError(Code.INVALID_REQUEST, message, param="starting_after")
+        skipped = int(starting_after) + 1
+    if (answer := gateway.answers.find(*name)) is not None:
+        return AnswerResponse(answer, gateway.settings.keepalive_s, skipped)
+    if (await gateway.responses.get(*name)).document()["background"]:
+        raise RequestError(Code.STREAM_CURSOR_EXPIRED)
+    raise refuse("stream", "must be false here: this response is not in the background")
+
+
+def forget(gateway: GatewayState, name: Name) -> None:
+    """Drop the events of a response that is deleted."""
+    if (answer := gateway.answers.find(*name)) is not None:
+        gateway.answers.drop(answer)

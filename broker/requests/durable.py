@@ -1,0 +1,140 @@
+"""Durable answers: flights that no client's connection holds open, and their records in the journal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+
+from broker.answers.answer import DurableAnswer
+from broker.answers.record import AnswerRecord
+from broker.answers.recorder import AnswerRecorder
+from broker.api.admin.report import version
+from broker.api.rendering import Rendering
+from broker.api.responses.answer import Document
+from broker.api.responses.store import StoredItems, StoredResponse, blobs_of, digest_of
+from broker.dialects.renderers import Renderer
+from broker.dispatch.checkpoint import Checkpoint
+from broker.dispatch.flight import Flight
+from broker.requests.respond import opening_headers
+from broker.state import GatewayState
+from protocol.errors import KINDS, code_named
+from protocol.messages import Failed, Request
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What the journal needs beside the flights. `before`: the conversation of a response, with its own
+    input; `keeps`: it is stored; `conversation`: it extends this one."""
+
+    rendering: Rendering
+    before: Sequence[StoredItems] = ()
+    keeps: bool = False
+    conversation: str | None = None
+
+
+def fingerprint(gateway: GatewayState, model: str) -> str:
+    """Return OpenAI's `system_fingerprint`, which changes with the model's weights and our version."""
+    entry = gateway.dispatcher.fleet.models.get(model)
+    identity = entry.last.identity if entry and entry.last else ""
+    digest = sha256("\n".join((version(), model, identity)).encode()).hexdigest()
+    return f"fp_{digest[:10]}"
+
+
+def keeper(gateway: GatewayState, owner: str, described: Described) -> Callable[[Document], None] | None:
+    """Return the function that stores the response and extends its conversation; None if it does neither."""
+    store, conversation = gateway.responses, described.conversation
+    if not described.keeps and conversation is None:
+        return None
+
+    def keep(document: Document) -> None:
+        stored = StoredResponse.of(document, tuple(described.before))
+        if described.keeps:
+            store.put(owner, described.rendering.id, stored)
+        if conversation is not None:
+            store.extend(owner, conversation, stored.pieces[-2:])
+
+    return keep
+
+
+def open_flights(
+    answer: DurableAnswer,
+    renderer: Renderer,
+    flights: AbstractContextManager[Sequence[Flight]],
+    on_end: Callable[[Flight, int], None],
+    *,
+    prompts: int = 1,
+    choices: Sequence[int] | None = None,
+    after: Callable[[], None] = lambda: None,
+) -> None:
+    """Open the flights of a durable answer. Raises `RequestError`.
+
+    `choices`: the number of each flight's choice; None: all in order. `after`: called when they are closed.
+    """
+    stack = ExitStack()
+    opened = stack.enter_context(flights)
+
+    def release() -> None:
+        for flight in opened:
+            on_end(flight, _status_of(flight))
+        stack.close()
+        after()
+
+    numbers = range(len(opened)) if choices is None else choices
+    numbered = list(zip(numbers, opened, strict=True))
+    answer.open(numbered, renderer, partial(opening_headers, prompts), release)
+
+
+def _status_of(flight: Flight) -> int:
+    """Return the status that is logged for a flight whose client may have left."""
+    end = flight.terminal
+    if end is None:
+        return 499
+    return KINDS[code_named(end.code)].status if isinstance(end, Failed) else 200
+
+
+def record(
+    gateway: GatewayState,
+    answer: DurableAnswer,
+    described: Described,
+    requests: Sequence[Request],
+    frames: Sequence[bytes],
+    model: str,
+    *,
+    prompts: int = 1,
+) -> AnswerRecorder | None:
+    """Record an answer in the journal from now on, if there is one. Return its recorder."""
+    if not gateway.journal.is_durable:
+        return None
+    media = {sha256(frame).digest(): frame for frame in frames}
+    told = AnswerRecord(
+        owned_by=answer.owner,
+        key=answer.key,
+        digest=answer.digest,
+        name=answer.name,
+        rendering=described.rendering,
+        checkpoints=[Checkpoint(request=request, model=model) for request in requests],
+        at=time.time(),
+        media=[sha256(frame).digest() for frame in frames],
+        before=[digest_of(piece) for piece in described.before],
+        keeps=described.keeps,
+        conversation=described.conversation,
+        background=answer.is_durable,
+        prompts=prompts,
+        own_bytes=answer.own_bytes,
+    )
+    recorder = recorder_of(gateway, answer, told, model)
+    answer.waits_for_disk = answer.is_durable
+    recorder.begin(media | blobs_of(described.before))
+    return recorder
+
+
+def recorder_of(
+    gateway: GatewayState, answer: DurableAnswer, told: AnswerRecord, model: str, id: str = ""
+) -> AnswerRecorder:
+    """Return the recorder of an answer. `id`: of its entry, if the journal has one."""
+    known = partial(fingerprint, gateway, model)
+    return AnswerRecorder(gateway.journal, answer, told, gateway.dispatcher.checkpoint, known, time.time, id)

@@ -1,0 +1,69 @@
+"""`Idempotency-Key`: a request that is sent again joins the answer to the first one.
+
+The key belongs to the API key that sent it. For the reattach window after the answer's end, or after its last
+reader left, the same key with the same body gets the same bytes, computed once, from the first one on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from hashlib import sha256
+
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from broker.requests.generation import whole_body
+from broker.requests.reattach import AnswerResponse
+from broker.state import gateway_of, owner_of
+from protocol.errors import Code, RequestError
+
+HEADER = "Idempotency-Key"
+_VALID = re.compile(r"[\x20-\x7e]{1,255}")
+
+Endpoint = Callable[[Request], Awaitable[ASGIApp]]
+
+
+def keyed(endpoint: Endpoint) -> Endpoint:
+    """Wrap an endpoint that generates, so that retries of its requests join the first one's answer."""
+
+    @wraps(endpoint)
+    async def app(request: Request) -> ASGIApp:
+        key = _key(request)
+        return await (endpoint(request) if key is None else _join(request, key, endpoint))
+
+    return app
+
+
+def _key(request: Request) -> str | None:
+    given = request.headers.getlist(HEADER)
+    if not given:
+        return None
+    if len(given) > 1 or not _VALID.fullmatch(given[0]):
+        message = f"'{HEADER}' must be sent once, with 1 to 255 printable ASCII characters."
+        raise RequestError(Code.INVALID_REQUEST, message, param=HEADER)
+    return given[0]
+
+
+async def _join(request: Request, key: str, endpoint: Endpoint) -> ASGIApp:
+    gateway, owner = gateway_of(request), owner_of(request)
+    raw = await whole_body(request)
+    digest = sha256(request.url.path.encode() + b"\n" + raw).digest()
+    answer, is_new = gateway.answers.claim(owner, key, digest)
+    if not is_new:
+        return AnswerResponse(answer, gateway.settings.keepalive_s)
+    request.state.answer, request.state.body = answer, raw
+    error: RequestError | None = RequestError(Code.INTERNAL_ERROR)
+    try:
+        response, error = await endpoint(request), None
+    except RequestError as refusal:
+        error = refusal
+        raise
+    finally:
+        if error is not None:
+            answer.fail(error)  # for those who have joined it meanwhile
+            gateway.answers.drop(answer)
+        if gateway.inspection is None:
+            del request.state.body
+    return response

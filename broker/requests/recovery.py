@@ -1,0 +1,203 @@
+"""Recovery: what the journal has of an earlier gateway is put back before the first request is served."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
+from functools import partial
+
+import msgspec
+from msgspec.structs import replace
+
+from broker.answers import record
+from broker.answers.answer import DurableAnswer
+from broker.answers.record import AnswerRecord, Piece
+from broker.api.rendering import ResponseRendering
+from broker.api.responses import store
+from broker.api.responses.store import StoredItems
+from broker.dialects.renderers import Renderer
+from broker.dispatch.flight import Flight
+from broker.journal.file import Delete, Entry, Put
+from broker.journal.journal import Journal
+from broker.requests import access_log, background
+from broker.requests.durable import Described, fingerprint, keeper, open_flights, recorder_of
+from broker.state import GatewayState
+from protocol.errors import RequestError
+from protocol.messages import Ready
+
+log = logging.getLogger(__name__)
+
+_ready: msgspec.msgpack.Decoder[Ready] = msgspec.msgpack.Decoder(Ready)
+
+Blob = Callable[[bytes], bytes | None]
+"""Returns the blob with a digest."""
+SERVED = "served"
+"""Kind of the journal's entries that have a served model each: the `Ready` of its last worker."""
+Shared = dict[bytes, StoredItems]
+"""Pieces of conversations, by digest."""
+
+
+def recover(gateway: GatewayState) -> None:
+    """Put back durable answers; what cannot be put back is removed from the journal."""
+    journal = gateway.journal
+    if not journal.is_durable:
+        return
+    # Earlier versions had the digest of a key as the owner of what it stores.
+    journal.rename_owners({digest.hex(): name for digest, name in gateway.api_keys_store.owners().items()})
+    _expect_workers(gateway, journal)
+    gateway.answers.committed = lambda: journal.committed
+    shared: Shared = {}
+    answers = sum(
+        _restore_or_delete(gateway, journal, entry, shared) for entry in journal.entries(record.KIND)
+    )
+    if answers:
+        log.info("restored %d durable answers", answers)
+
+
+def _expect_workers(gateway: GatewayState, journal: Journal) -> None:
+    """Expect the workers of the gateway before this one, and note those of this one for the next."""
+    for entry in journal.entries(SERVED):
+        with suppress(msgspec.MsgspecError):  # of another version
+            gateway.dispatcher.catalogue.expect(_ready.decode(entry.head))
+
+    def note(model: str, ready: Ready | None) -> None:
+        name, head = (SERVED, model), b"" if ready is None else msgspec.msgpack.encode(ready)
+        journal.add(Delete(name) if ready is None else Put(name, head, ended=True), len(head))
+
+    gateway.dispatcher.on_served = note
+
+
+def _restore_or_delete(gateway: GatewayState, journal: Journal, entry: Entry, shared: Shared) -> bool:
+    """Put an answer back, or remove it from the journal if that is not possible."""
+    try:
+        restored = _restore(gateway, journal.blob, entry, shared)
+    except (msgspec.MsgspecError, ValueError, OSError, RequestError) as error:
+        log.warning("an answer of the journal cannot be restored: %s", error)
+        restored = False
+    if not restored:
+        journal.add(Delete(entry.name))
+    return restored
+
+
+def _restore(gateway: GatewayState, blob: Blob, entry: Entry, shared: Shared) -> bool:
+    """Put an answer back. Return False if nobody may come for it any more, or a part is missing."""
+    told, pieces = record.decode(entry.head, entry.items)
+    owner = told.owned_by or gateway.api_keys_store.owners().get(told.owner, told.owner.hex())
+    told = replace(told, owned_by=owner, owner=b"")
+    ended = {piece.choice for piece in pieces if piece.end is not None}
+    is_over = len(ended) == len(told.checkpoints)
+    at = max(entry.at, *(piece.at for piece in pieces), 0.0)
+    if (is_over or not told.background) and time.time() - at > gateway.answers.window_s:
+        return False
+    media, before = _blobs(blob, told.media), _pieces(blob, told.before, shared)
+    if media is None or before is None:
+        return False
+    described = Described(told.rendering, before, keeps=told.keeps, conversation=told.conversation)
+    answer = gateway.answers.new(owner, key=told.key, digest=told.digest)
+    answer.own_bytes, answer.is_durable = told.own_bytes, told.background
+    renderer = _renderer(gateway, answer, told, described, pieces, is_over=is_over)
+    model = told.checkpoints[0].model
+    if told.background:
+        answer.begin(renderer)
+    else:
+        answer.renderer = renderer
+    _replay(answer, pieces)
+    recorder = recorder_of(gateway, answer, told, model, entry.name[1])
+    answer.waits_for_disk = told.background
+    if answer.over:
+        return True
+    unfinished = [choice for choice in range(len(told.checkpoints)) if choice not in ended]
+
+    def start() -> None:
+        flights = _flights(gateway, told, pieces, unfinished, media)
+        on_end = partial(access_log.log_end, "", told.checkpoints[0].key)
+        open_flights(
+            answer,
+            renderer,
+            flights,
+            on_end,
+            prompts=told.prompts,
+            choices=unfinished,
+            after=gateway.background.pump,
+        )
+        recorder.opened()
+
+    if any(checkpoint.attempts for checkpoint in told.checkpoints):
+        try:
+            start()
+            return True
+        except RequestError as error:
+            if not error.kind.retryable:
+                gateway.answers.drop(answer)
+                raise
+    gateway.background.add(answer, model, start)  # so many were restored that it has to wait
+    return True
+
+
+def _replay(answer: DurableAnswer, pieces: Sequence[Piece]) -> None:
+    """Render the output so far, in one piece: what had been held back for a moment is again."""
+    for piece in pieces:
+        answer.at = piece.at
+        if piece.headers is not None:
+            answer.headers = piece.headers
+    if any(piece.items for piece in pieces):
+        answer.take([(piece.choice, piece.items) for piece in pieces if piece.items])
+
+
+def _flights(
+    gateway: GatewayState,
+    told: AnswerRecord,
+    pieces: Sequence[Piece],
+    unfinished: Sequence[int],
+    media: Sequence[bytes],
+) -> AbstractContextManager[Sequence[Flight]]:
+    """Return the context of the flights that continue the answer."""
+    checkpoints = [
+        record.advanced(
+            told.checkpoints[choice],
+            [item for piece in pieces if piece.choice == choice for item in piece.items],
+        )
+        for choice in unfinished
+    ]
+    return gateway.dispatcher.restore(checkpoints, media, max(0.0, time.time() - told.at))
+
+
+def _renderer(
+    gateway: GatewayState,
+    answer: DurableAnswer,
+    told: AnswerRecord,
+    described: Described,
+    pieces: Sequence[Piece],
+    *,
+    is_over: bool,
+) -> Renderer:
+    rendering, model = told.rendering, told.checkpoints[0].model
+    if isinstance(rendering, ResponseRendering):
+        keep = keeper(gateway, answer.owner, described)
+        if is_over and (not told.keeps or gateway.journal.read(store.name(answer.owner, rendering.id))):
+            keep = None  # it was done already
+        builder = rendering.builder(lambda: answer.at or time.time(), keep)
+        if told.background:
+            return background.introduce(gateway, answer, rendering, builder, described.before)
+        background.register(gateway, (answer.owner, rendering.id), answer, builder)
+        return rendering.of(builder)
+    known = next((piece.fingerprint for piece in pieces if piece.fingerprint), "")
+    return rendering.renderer(lambda: known or fingerprint(gateway, model))
+
+
+def _blobs(blob: Blob, digests: Sequence[bytes]) -> list[bytes] | None:
+    found = [blob(digest) for digest in digests]
+    known = [blob for blob in found if blob is not None]
+    return known if len(known) == len(found) else None
+
+
+def _pieces(blob: Blob, digests: Sequence[bytes], shared: Shared) -> list[StoredItems] | None:
+    for digest in digests:
+        if digest not in shared:
+            data = blob(digest)
+            if data is None:
+                return None
+            shared[digest] = StoredItems(data, digest=digest)
+    return [shared[digest] for digest in digests]

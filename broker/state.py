@@ -1,0 +1,140 @@
+"""Application state that the routes use."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from starlette.requests import Request
+
+from broker.answers.answers import DurableAnswers
+from broker.answers.background import BackgroundQueue, has_free_row
+from broker.api.batches.runner import BatchRunner
+from broker.api.responses import store
+from broker.api.responses.answer import ResponseBuilder
+from broker.api.responses.store import ResponseStore
+from broker.dispatch.dispatcher import Dispatcher
+from broker.dispatch.inspection import Inspection
+from broker.dispatch.traffic import HttpCounters
+from broker.journal.file import Name, Quota, StoredEntry
+from broker.journal.journal import Journal
+from broker.middleware.auth import ApiKeys
+from broker.middleware.limits import KeyConcurrency
+from broker.middleware.media_memory import MediaMemory
+from broker.server.offload import BodyOffload
+from protocol.api_keys import ApiKey
+from protocol.errors import Code, RequestError
+from protocol.gateway_settings import MEDIA_MEMORY, GatewaySettings
+
+CANCELLED_MAX = 256
+"""Maximum number of cancelled requests that are remembered, so that they can be cancelled again."""
+
+WATCHERS_MAX = 32
+"""Maximum number of open streams of the status and of orders."""
+
+Fetch = Callable[[str, Callable[[int], None]], Awaitable[bytes]]
+"""A `broker.requests.fetching.Fetcher`; that module is imported only if it is needed."""
+
+
+def _later(call: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_soon(call)
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayState:
+    """The gateway's components, built in `__main__`.
+
+    `line_errors`: live counters of transport errors. `answering`: the running responses, by owner and id.
+    `cancelled`: owner and id of the last cancelled requests. `fetch`: fetches remote images; None
+    disables them. `watchers`: open streams of the status and of orders. `inspection`: captures requests; None
+    disables it. `batches`: runs batches; None disables them. `journal`: of answers and stored responses.
+    """
+
+    settings: GatewaySettings
+    dispatcher: Dispatcher
+    line_errors: Mapping[str, int]
+    api_keys_store: ApiKeys = field(default_factory=ApiKeys)
+    key_concurrency: KeyConcurrency = field(default_factory=KeyConcurrency)
+    answering: dict[tuple[str, str], ResponseBuilder] = field(default_factory=dict)
+    cancelled: deque[tuple[str, str]] = field(default_factory=lambda: deque(maxlen=CANCELLED_MAX))
+    answers: DurableAnswers = field(init=False)
+    responses: ResponseStore = field(init=False)
+    background: BackgroundQueue = field(init=False)
+    offload: BodyOffload = field(default_factory=BodyOffload)
+    http_counters: HttpCounters = field(default_factory=HttpCounters)
+    watchers: set[object] = field(default_factory=set)
+    inspection: Inspection | None = None
+    media: MediaMemory = field(default_factory=lambda: MediaMemory(MEDIA_MEMORY))
+    fetch: Fetch | None = None
+    batches: BatchRunner | None = None
+    journal: Journal = field(default_factory=lambda: Journal(None, 0))
+    started_at: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        answers = DurableAnswers(
+            time.monotonic,
+            _later,
+            give_up=self.dispatcher.give_up,
+            window_s=self.settings.reattach_window_s,
+        )
+        object.__setattr__(self, "answers", answers)
+
+        def read(name: Name) -> Awaitable[StoredEntry | None]:
+            return asyncio.to_thread(self.journal.read, name)
+
+        responses = ResponseStore(self.journal, read, keeps=self.settings.responses_max > 0)
+        object.__setattr__(self, "responses", responses)
+        background = BackgroundQueue(partial(has_free_row, self.dispatcher), time.monotonic)
+        object.__setattr__(self, "background", background)
+
+
+def journal_at(path: Path | None, settings: GatewaySettings) -> Journal:
+    """Return the journal in a file; None: in memory, for stored responses alone."""
+    quotas = {store.KIND: Quota(settings.responses_max, settings.responses_bytes_max)}
+    return Journal(path, settings.journal_max if path else settings.responses_bytes_max, quotas)
+
+
+def gateway_of(request: Request) -> GatewayState:
+    """Return the gateway that serves this request."""
+    gateway: GatewayState = request.app.state.gateway
+    return gateway
+
+
+def check_watchers(gateway: GatewayState) -> None:
+    """Raise `RequestError` if no more clients can watch."""
+    if len(gateway.watchers) >= WATCHERS_MAX:
+        message = f"The status stream has reached its limit of {WATCHERS_MAX} clients."
+        raise RequestError(Code.TOO_MANY_CONNECTIONS, message, retry_after_s=10.0)
+
+
+@contextmanager
+def watching(gateway: GatewayState) -> Iterator[None]:
+    """Count a client that watches."""
+    watcher = object()
+    gateway.watchers.add(watcher)
+    try:
+        yield
+    finally:
+        gateway.watchers.discard(watcher)
+
+
+def owner_of(request: Request) -> str:
+    """Return the owner of all that is stored for a request: the name of its key, hashed, or else the key.
+
+    Keys of one name are one owner, and all requests without a key.
+    """
+    key: ApiKey | None = getattr(request.state, "key", None)
+    return "" if key is None else key.prefix_namespace
+
+
+def prefix_namespace_of(request: Request) -> str:
+    """Return the namespace of the prefixes that this request uses; empty if all requests share theirs."""
+    key: ApiKey | None = getattr(request.state, "key", None)
+    is_shared = gateway_of(request).settings.prefix_sharing == "all"
+    return "" if key is None or is_shared else key.prefix_namespace

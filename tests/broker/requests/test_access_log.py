@@ -1,0 +1,60 @@
+"""Access log of requests, with their content only where configured."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+
+from broker.requests.access_log import PROMPT_CHARS_MAX, log_prompts
+from protocol.conversation import pack
+from protocol.log_context import fields_of
+from protocol.messages import Rank
+from tests import factories
+from tests.broker.application import House, house_with_worker
+from tests.factories import GATEWAY, request
+
+SECRET = "the secret words"
+
+
+async def test_an_end_is_told_with_both_ids_and_all_counts_but_no_text(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    await house.serve(house.chat(SECRET), "x", "y", cached=1)
+    [id] = [request.id for request in house.requests()]
+    [end] = [fields for record in caplog.records if (fields := fields_of(record)).get("id") == id]
+    assert end["request_id"].startswith("req_")
+    assert (end["status"], end["code"], end["model"], end["resumes"]) == (200, "stop", "org/model", 0)
+    assert (end["prompt_tokens"], end["completion_tokens"], end["cached_tokens"]) == (3, 2, 1)
+    assert end["seconds"] >= end["time_to_first_token_s"]
+    assert end["key"] is None
+    assert SECRET not in caplog.text
+
+
+async def test_prompts_are_in_the_log_where_they_are_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    house = house_with_worker(log_prompts=True)
+    await house.serve(house.chat(SECRET), "x")
+    [id] = [request.id for request in house.requests()]
+    [line] = [record.getMessage() for record in caplog.records if " asks: " in record.getMessage()]
+    assert json.loads(line.removeprefix(f"{id} asks: ")) == {
+        "messages": [{"role": "user", "content": SECRET}]
+    }
+
+
+def test_whatever_is_asked_is_told_and_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    long = "x" * (2 * PROMPT_CHARS_MAX)
+    log_prompts(
+        [
+            request("raw"),
+            factories.embed([long], "embed"),
+            Rank(incarnation=GATEWAY, id="rank", texts=pack(["b"]), count=1, query="a"),
+        ]
+    )
+    raw, embed, rank = (record.getMessage() for record in caplog.records)
+    assert raw == 'raw asks: {"prompt": "x"}'
+    assert len(embed) == len("embed asks: ") + PROMPT_CHARS_MAX
+    assert rank == 'rank asks: {"query": "a", "texts": ["b"]}'
