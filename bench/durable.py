@@ -28,7 +28,7 @@ from bench.gateway import Reader, read_all
 from bench.processes import cpu_s, cpu_s_since, free_port, running, socket_folder, wait_for
 from broker.journal.journal import IDLE_S
 from deploy.load.runner import closed_loop
-from protocol.state_folder import JOURNAL_NAME
+from protocol.common.state_folder import JOURNAL_NAME
 
 PLACE = b"KEY-OF-THE-STREAM"
 CLIENTS = 32

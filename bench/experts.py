@@ -23,7 +23,7 @@ import mlx.core as mx
 from mlx_lm.utils import load_model
 
 from bench.timing import Work, alternate, compare, median_rate, print_table, timed
-from protocol.expert_plan import plan_all
+from protocol.common.expert_plan import plan_all
 from tests.models.mixtures import make_mixture
 from worker.contract.engine import SamplingParams
 from worker.engine.engine import BatchEngine

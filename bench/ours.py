@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench.sides import Ask
 from protocol.messages import Failed, Finished, Message, StepOutputs
-from protocol.worker_settings import WorkerSettings
+from protocol.settings.worker import WorkerSettings
 from worker.contract.engine import EngineRequest, Model
 from worker.models.load import ModelLoader
 from worker.schedule.commands import Abort, Command, Stop, Submit

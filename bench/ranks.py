@@ -97,7 +97,7 @@ def _engine(folder: str, mode: Literal["tensor", "pipeline"], ranks: int) -> Any
         model = ModelLoader(folder).load(lambda done, total: None)
         assert isinstance(model, Model)
         return model.engine
-    from protocol.worker_settings import WorkerSettings
+    from protocol.settings.worker import WorkerSettings
     from tests.ports import free_ports
     from worker.ranks.loader import SetLoader
     from worker.ranks.rendezvous import Rendezvous

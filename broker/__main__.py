@@ -34,12 +34,14 @@ from broker.state import Fetch, GatewayState, journal_at
 from broker.transport.keep_awake import SleepInhibitor, program
 from broker.transport.router import RouterLink
 from broker.transport.supervisor_client import SupervisorClient
-from protocol import gc_heap, lifeline, logs, settings, sockets
-from protocol.api_keys import KeysError
-from protocol.gateway_settings import GatewaySettings
+from protocol import lifeline, sockets
+from protocol.common import gc_heap, logs
+from protocol.common.api_keys import KeysError
+from protocol.common.state_folder import JOURNAL_NAME, batch_folder, journal_folder
 from protocol.messages import new_incarnation
 from protocol.server_lock import OwnedError, ServerLock
-from protocol.state_folder import JOURNAL_NAME, batch_folder, journal_folder
+from protocol.settings import reader as settings
+from protocol.settings.gateway import GatewaySettings
 
 if TYPE_CHECKING:
     from broker.requests.fetching import Network

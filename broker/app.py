@@ -54,8 +54,8 @@ from broker.transport.router import RouterLink
 from broker.transport.supervisor_client import SupervisorClient
 from protocol import sockets
 from protocol.errors import RequestError
-from protocol.gateway_settings import GatewaySettings
 from protocol.server_lock import OwnedError, ServerLock
+from protocol.settings.gateway import GatewaySettings
 
 log = logging.getLogger(__name__)
 

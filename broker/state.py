@@ -28,9 +28,9 @@ from broker.middleware.auth import ApiKeys
 from broker.middleware.limits import KeyConcurrency
 from broker.middleware.media_memory import MediaMemory
 from broker.server.offload import BodyOffload
-from protocol.api_keys import ApiKey
+from protocol.common.api_keys import ApiKey
 from protocol.errors import Code, RequestError
-from protocol.gateway_settings import MEDIA_MEMORY, GatewaySettings
+from protocol.settings.gateway import MEDIA_MEMORY, GatewaySettings
 
 CANCELLED_MAX = 256
 """Maximum number of cancelled requests that are remembered, so that they can be cancelled again."""

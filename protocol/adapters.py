@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from protocol.model_folder import expand_user
+from protocol.common.model_folder import expand_user
 
 ADAPTERS_MAX = 64
 """Maximum number of adapters of a model."""

@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from protocol.text_files import without_mark
+from protocol.common.text_files import without_mark
 
 Backend = Literal["ring", "jaccl"]
 Mode = Literal["tensor", "pipeline"]

@@ -14,9 +14,9 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from protocol.secure_files import lock_file
+from protocol.common.secure_files import lock_file
+from protocol.common.state_folder import server_name
 from protocol.sockets import EndpointError, runtime_directory
-from protocol.state_folder import server_name
 
 _SUFFIX = ".lock"
 OWNER_BYTES_MAX = 4096

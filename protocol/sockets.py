@@ -18,9 +18,9 @@ from urllib.parse import urlsplit
 import zmq
 import zmq.auth
 
+from protocol.common.secure_files import create_private, is_private, is_protected, read_private
+from protocol.common.state_folder import SERVER_NAME_CHARS_MAX, state_folder
 from protocol.hosts import is_loopback
-from protocol.secure_files import create_private, is_private, is_protected, read_private
-from protocol.state_folder import SERVER_NAME_CHARS_MAX, state_folder
 from protocol.wire import MESSAGE_BYTES_MAX
 
 SEND_QUEUE_MESSAGES_MAX = 4096

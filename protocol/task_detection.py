@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from protocol.model_folder import CONFIG
+from protocol.common.model_folder import CONFIG
 from protocol.tasks import Task
 
 ENCODERS = frozenset({"bert", "modernbert", "xlm-roberta"})

@@ -250,7 +250,7 @@ RANKS_MAX = 1024
 
 class MemoryUsage(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Memory usage of a process, in bytes: resident set, MLX's active, peak and cached memory
-    (`device_spare_bytes`), and the footprint (`protocol.footprint`). 0: unknown."""
+    (`device_spare_bytes`), and the footprint (`protocol.common.footprint`). 0: unknown."""
 
     resident_bytes: Count = 0
     device_bytes: Count = 0

@@ -10,13 +10,15 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from protocol import gc_heap, lifeline, logs, settings, sockets, temporary_folder
+from protocol import lifeline, sockets
 from protocol.adapters import split_setting
-from protocol.cache_folder import cache_folder
+from protocol.common import gc_heap, logs, temporary_folder
+from protocol.common.cache_folder import cache_folder
 from protocol.hosts import HostsError
-from protocol.parsers import NamedParsers
+from protocol.settings import reader as settings
+from protocol.settings.parsers import NamedParsers
+from protocol.settings.worker import WorkerSettings
 from protocol.types import Resources
-from protocol.worker_settings import WorkerSettings
 from worker import command_buffers, file_limit, kernel_folder, spare
 from worker.config import of_set
 from worker.contract.engine import InsufficientMemoryError, Loader, ModelError

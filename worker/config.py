@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from protocol.worker_settings import WorkerSettings
+from protocol.settings.worker import WorkerSettings
 
 SET_STALL_S_MAX = 20.0
 """Default stall timeout of several ranks. A rank that waits for a lost peer never continues by itself."""

@@ -9,10 +9,11 @@ import sys
 
 import msgspec
 
-from protocol import logs, settings
-from protocol.parsers import NamedParsers
+from protocol.common import logs
+from protocol.settings import reader as settings
+from protocol.settings.parsers import NamedParsers
+from protocol.settings.worker import WorkerSettings
 from protocol.types import ContextFit, ModelReport
-from protocol.worker_settings import WorkerSettings
 from worker import file_limit, kernel_folder
 from worker.contract.engine import EmbeddingModel, InsufficientMemoryError, Model, ModelError
 from worker.contract.kv_quantization import kv_quantization_of

@@ -11,8 +11,8 @@ import os
 import tempfile
 from pathlib import Path
 
-from protocol.secure_files import is_protected
-from protocol.temporary_folder import TemporaryFolder
+from protocol.common.secure_files import is_protected
+from protocol.common.temporary_folder import TemporaryFolder
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator, MutableMapping, Sequence
 from pathlib import Path
 
-from protocol.cuda_build import cuda_package
+from protocol.common.cuda_build import cuda_package
 
 log = logging.getLogger(__name__)
 

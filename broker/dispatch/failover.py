@@ -19,8 +19,8 @@ from broker.dispatch.fleet import Fleet, Worker
 from broker.dispatch.flight import Flight, Flights
 from broker.dispatch.placement import PlacementTarget, placements
 from broker.dispatch.routing import Routing, WorkerLoad
+from protocol.common.log_context import about
 from protocol.errors import Code, RequestError, adapter_not_found
-from protocol.log_context import about
 from protocol.messages import Adopt, Cancel, Generate, Message, Request
 from protocol.types import BATCH_PRIORITY, AdoptedRow, OrphanedRow
 from protocol.wire import WireError

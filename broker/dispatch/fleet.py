@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from broker.dispatch.cost_model import ThroughputEstimate
-from protocol.error_text import closest_match
+from protocol.common.error_text import closest_match
 from protocol.errors import Code, RequestError
 from protocol.messages import PROTOCOL_VERSION, Heartbeat, Hello, Loading, Ready
 from protocol.tasks import Task, tasks

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 from broker.dispatch.fleet import Fleet, Worker
 from broker.dispatch.flight import Flight, Flights
+from protocol.common.progress import ProgressWatch, Watched
 from protocol.messages import Generate
-from protocol.progress import ProgressWatch, Watched
 from protocol.types import RequestStatus
 
 _PLACED = ("prefill", "decode")

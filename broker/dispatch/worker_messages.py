@@ -15,7 +15,7 @@ from broker.dispatch.failover import Failover, Send
 from broker.dispatch.fleet import Worker
 from broker.dispatch.flight import Attempt, DeltaResult, Flight, Flights
 from broker.dispatch.traffic import Traffic
-from protocol.log_context import about
+from protocol.common.log_context import about
 from protocol.messages import (
     Accepted,
     Cancel,

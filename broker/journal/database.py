@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
-from protocol.secure_files import is_private
+from protocol.common.secure_files import is_private
 
 BUSY_S_MAX = 1.0
 """Longest wait for a lock of another connection on the file."""

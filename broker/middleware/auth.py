@@ -22,9 +22,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from broker.middleware.errors import error_response, log_refusal
 from broker.middleware.probes import PROBES
-from protocol.api_keys import ApiKey, KeysError, parse
+from protocol.common.api_keys import ApiKey, KeysError, parse
+from protocol.common.secure_files import read_private
 from protocol.errors import Code, RequestError
-from protocol.secure_files import read_private
 
 log = logging.getLogger(__name__)
 

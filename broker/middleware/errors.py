@@ -14,8 +14,8 @@ from broker.dialects import anthropic, openai
 from broker.middleware.ids import request_id
 from broker.middleware.json_response import JsonResponse
 from broker.middleware.timing import ERROR_CODE
+from protocol.common.log_context import about
 from protocol.errors import Code, RequestError
-from protocol.log_context import about
 
 Envelope = Callable[[RequestError, str], dict[str, Any]]
 """(error, request id) -> error document."""

@@ -12,8 +12,8 @@ from starlette.routing import BaseRoute, Match
 
 from broker.middleware.errors import error_response
 from broker.middleware.ids import request_id
+from protocol.common.log_context import about
 from protocol.errors import Code, RequestError
-from protocol.log_context import about
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from protocol.api_keys import ApiKey
+from protocol.common.api_keys import ApiKey
 from protocol.errors import Code, RequestError
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from broker.middleware.limits import KeyConcurrency
-from protocol.api_keys import ApiKey
+from protocol.common.api_keys import ApiKey
 
 LIMITS = (b"x-ratelimit-limit-requests", b"anthropic-ratelimit-requests-limit")
 REMAINING = (b"x-ratelimit-remaining-requests", b"anthropic-ratelimit-requests-remaining")

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from protocol.client_recipes import client_recipes
+from protocol.common.client_recipes import client_recipes
 
 POLICY = "; ".join(
     (

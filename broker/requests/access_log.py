@@ -10,7 +10,7 @@ from typing import Any
 
 from broker.dispatch.flight import Flight
 from protocol import conversation, packed_texts
-from protocol.log_context import about
+from protocol.common.log_context import about
 from protocol.messages import Embed, Finished, Generate, Rank, Request
 
 log = logging.getLogger(__name__)

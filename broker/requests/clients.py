@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 
-from protocol.api_keys import ApiKey
+from protocol.common.api_keys import ApiKey
 
 _SALT = secrets.token_bytes(16)
 """Of this process: a name reveals neither a key nor an address, and means nothing elsewhere."""

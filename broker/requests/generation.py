@@ -29,7 +29,7 @@ from broker.requests.respond import GenerationResponse, read_body
 from broker.requests.submission import Submission, check_room
 from broker.state import gateway_of, prefix_namespace_of
 from protocol.adapters import SEPARATOR
-from protocol.api_keys import ApiKey
+from protocol.common.api_keys import ApiKey
 from protocol.messages import Generate
 from protocol.messages import Request as Asked
 from protocol.prefix_namespace import salt_in

@@ -25,7 +25,7 @@ from broker.dispatch.fleet import UnloadedModel, Worker
 from broker.middleware.media_memory import MediaLease
 from broker.state import Fetch, GatewayState, gateway_of
 from protocol.errors import Code, RequestError
-from protocol.gateway_settings import GatewaySettings
+from protocol.settings.gateway import GatewaySettings
 from protocol.types import Media
 
 FETCHES_PER_REQUEST_MAX = 8

@@ -12,7 +12,7 @@ from broker.dispatch.dispatcher import Dispatcher
 from broker.dispatch.fleet import UnloadedModel, Worker
 from broker.dispatch.flight import Flight
 from broker.middleware.limits import KeyConcurrency
-from protocol.api_keys import ApiKey
+from protocol.common.api_keys import ApiKey
 from protocol.errors import Code, RequestError
 from protocol.messages import Request
 

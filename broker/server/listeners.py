@@ -7,8 +7,8 @@ from collections.abc import MutableMapping, Sequence
 from ipaddress import ip_address
 
 from broker.middleware.auth import ApiKeys
-from protocol.api_keys import KeysError
-from protocol.listening import adopted, inherited, listen
+from protocol.common.api_keys import KeysError
+from protocol.common.listening import adopted, inherited, listen
 
 FIRST_HANDED_OVER = 3
 """The first file descriptor that a service manager passes, per sd_listen_fds(3)."""

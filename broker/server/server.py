@@ -14,8 +14,8 @@ from starlette.types import ASGIApp
 
 from broker.dispatch.dispatcher import Dispatcher
 from broker.server.connection import Connection, ConnectionLimits, available_connections, connection_type
-from protocol.gateway_settings import GatewaySettings
-from protocol.listening import BACKLOG
+from protocol.common.listening import BACKLOG
+from protocol.settings.gateway import GatewaySettings
 
 log = logging.getLogger(__name__)
 

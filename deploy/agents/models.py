@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from deploy.agents.profiles import NO_KEY, Endpoint, Model
-from protocol.environment import network_fault
-from protocol.error_text import closest_match
+from protocol.common.environment import network_fault
+from protocol.common.error_text import closest_match
 from protocol.server_lock import running_servers
 
 ANSWER_WAIT_S = 10.0

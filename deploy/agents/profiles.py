@@ -2,7 +2,7 @@
 
 They consist of variables and command-line arguments only: no file of the user is overwritten, and none of
 ours has to be removed. The user's own settings stay in force, except those of endpoint and model. What
-overrides them was tested with each agent, in the version named in `protocol/client_recipes.toml`.
+overrides them was tested with each agent, in the version named in `protocol/common/client_recipes.toml`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PI_EXTENSION = Path(__file__).with_name("pi.js")
 
 def _recipes() -> Mapping[str, Any]:
     # Imported when it is called: the command first checks that `protocol` is ours.
-    from protocol.client_recipes import client_recipes
+    from protocol.common.client_recipes import client_recipes
 
     return client_recipes()
 

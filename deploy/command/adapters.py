@@ -40,7 +40,7 @@ def add(
     config: Config = None,
 ) -> None:
     """Load an adapter. Running requests are not interrupted."""
-    from protocol.model_folder import expand_user
+    from protocol.common.model_folder import expand_user
 
     body = {"name": name, "folder": str(expand_user(folder).absolute())} | ({"model": model} if model else {})
     with _server(url, host, port, config) as ask:
@@ -68,7 +68,7 @@ def rm(
 def _server(url: str | None, host: str | None, port: int | None, config: Path | None) -> Iterator[Ask]:
     """Yield a function that asks the server. A refusal ends the process."""
     from deploy.console import http
-    from protocol import settings
+    from protocol.settings import reader as settings
 
     try:
         with http.open_client(endpoint(url, host, port, config)) as client:

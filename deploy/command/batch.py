@@ -43,7 +43,7 @@ def batch(
     from deploy.command.run import RunError
     from deploy.console.batch import read_file
     from deploy.console.http import ConsoleError, open_client
-    from protocol import settings
+    from protocol.settings import reader as settings
 
     target = out or file.with_name(file.name.removesuffix(".jsonl") + ".results.jsonl")
     try:

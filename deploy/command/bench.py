@@ -59,7 +59,7 @@ def bench(
     from deploy.load import report, runner
     from deploy.load.client import TargetError
     from deploy.load.runner import Load, PromptShape
-    from protocol import settings
+    from protocol.settings import reader as settings
 
     shape, told = PromptShape(prompt_tokens, shared_tokens), Console(stderr=True)
     counts = [None] if rate is not None else _numbers(concurrency)

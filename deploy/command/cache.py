@@ -90,7 +90,8 @@ def _folders(config: Path | None) -> dict[Path, int]:
 
 @contextlib.contextmanager
 def _cache_errors() -> Iterator[None]:
-    from protocol import settings, sockets
+    from protocol import sockets
+    from protocol.settings import reader as settings
 
     try:
         yield

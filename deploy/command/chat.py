@@ -40,7 +40,7 @@ def chat(
     from deploy.agents import models
     from deploy.console import chat_repl, http
     from deploy.console.chat_repl import Conversation, ImageError, read_image
-    from protocol import settings
+    from protocol.settings import reader as settings
 
     console, question = Console(highlight=False), " ".join(words or ())
     if not sys.stdin.isatty():
@@ -69,7 +69,7 @@ def chat(
 
 def _piped() -> str:
     """Return the text on stdin. Exits with a message if it is not UTF-8."""
-    from protocol import settings
+    from protocol.settings import reader as settings
 
     try:
         return sys.stdin.read().strip()
@@ -79,6 +79,6 @@ def _piped() -> str:
 
 def _history_file(environ: Mapping[str, str]) -> Path:
     """Return the history file."""
-    from protocol.state_folder import state_folder
+    from protocol.common.state_folder import state_folder
 
     return state_folder(environ) / "chat_history"

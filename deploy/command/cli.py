@@ -25,8 +25,8 @@ DISTRIBUTION = "mlx-roundhouse"
 
 # Commands import their dependencies when they are called, so that --help is fast.
 
-# The three processes parse their own flags with `protocol.settings`, so that flags, variables and the file
-# always agree; typer passes on every word, including --help.
+# The three processes parse their own flags with `protocol.settings.reader`, so that flags, variables and the
+# file always agree; typer passes on every word, including --help.
 OWN_FLAGS = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 
 PASSED_ON = {"ignore_unknown_options": True, "allow_extra_args": True}
@@ -125,8 +125,8 @@ app = _app()
 
 def _check_words(words: list[str]) -> None:
     """Exit with a message if an argument is not UTF-8; none could be sent to a server."""
-    from protocol.environment import why_no_text
-    from protocol.settings import exit_with
+    from protocol.common.environment import why_no_text
+    from protocol.settings.reader import exit_with
 
     for word in words:
         if why := why_no_text(word):

@@ -15,7 +15,8 @@ def curve_keys(
     folder: Annotated[Path, typer.Argument(help="Folder for the keys; created if it does not exist.")],
 ) -> None:
     """Create CURVE keys of gateway and worker, for a tcp:// endpoint that is not on loopback."""
-    from protocol import settings, sockets
+    from protocol import sockets
+    from protocol.settings import reader as settings
 
     if existing := [name for name in KEY_FILES if (folder / name).exists()]:
         settings.exit_with(PROGRAM, f"{folder} already contains {', '.join(existing)}")

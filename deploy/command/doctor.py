@@ -44,8 +44,8 @@ def doctor(
     from deploy.machine import facts
     from deploy.machine import hosts as machines
     from deploy.serving import serve
-    from protocol import settings
     from protocol.hosts import HostsError, read
+    from protocol.settings import reader as settings
 
     try:
         if hosts is None:
@@ -79,7 +79,8 @@ def _measure(model: str, kv: Mapping[str, int | None], console: Console) -> bool
 
     from deploy.machine import exactness
     from deploy.serving.commandlines import flag_words
-    from protocol import settings, sockets
+    from protocol import sockets
+    from protocol.settings import reader as settings
 
     flags = [word for name, value in kv.items() for word in flag_words(settings.public_name(name), value)]
     try:

@@ -47,7 +47,8 @@ def _path(flags: list[str]) -> Path:
 
 @contextlib.contextmanager
 def _journal_errors() -> Iterator[None]:
-    from protocol import settings, sockets
+    from protocol import sockets
+    from protocol.settings import reader as settings
 
     try:
         yield

@@ -68,8 +68,8 @@ def revoke(
 
 @contextlib.contextmanager
 def _key_errors() -> Iterator[None]:
-    from protocol import settings
-    from protocol.api_keys import KeysError
+    from protocol.common.api_keys import KeysError
+    from protocol.settings import reader as settings
 
     try:
         yield

@@ -39,7 +39,7 @@ def launch(
     agent's own settings stay in force, except for endpoint and model.
     """
     from deploy.agents import models
-    from protocol import settings
+    from protocol.settings import reader as settings
 
     if agent is None and not show:
         raise typer.BadParameter(f"name an agent ({', '.join(Agent)}), or use --print for any other client")
@@ -57,7 +57,7 @@ def launch(
 
 def _become(agent: Agent, setup: AgentProfile, args: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
     """Replace this process with the agent, which gets terminal, signals and exit status."""
-    from protocol import settings
+    from protocol.settings import reader as settings
 
     program = shutil.which(agent)
     if program is None:

@@ -19,8 +19,8 @@ def pull(
 ) -> None:
     """Download models from Hugging Face. An interrupted download is continued."""
     from deploy.machine import hub
-    from protocol import settings
-    from protocol.model_folder import POCKET
+    from protocol.common.model_folder import POCKET
+    from protocol.settings import reader as settings
 
     if not models:
         suggested()
@@ -70,7 +70,7 @@ def rm(
     """Remove models from this machine."""
     from deploy.console.table import size
     from deploy.machine import hub
-    from protocol import settings
+    from protocol.settings import reader as settings
 
     sizes = {model.id: model.bytes for model in hub.held()}
     try:

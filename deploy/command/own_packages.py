@@ -9,7 +9,7 @@ from pathlib import Path
 from deploy import __file__ as OURS
 
 EXIT_CONFIGURATION = 78
-"""That of `protocol.settings`, which may be hidden."""
+"""That of `protocol.settings.reader`, which may be hidden."""
 
 
 def check() -> None:

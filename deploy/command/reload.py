@@ -44,7 +44,8 @@ def reload(
     from deploy.supervisor import control
     from deploy.supervisor.reloading import ReloadOrder
     from deploy.units.manager import ServiceError
-    from protocol import settings, sockets
+    from protocol import sockets
+    from protocol.settings import reader as settings
 
     try:
         if gateway and (model is not None or swap_for is not None):
@@ -66,7 +67,7 @@ def reload(
 
 def _from_here(model: str) -> str:
     """Return a model folder as an absolute path: `serve` may run in another folder."""
-    from protocol.model_folder import POCKET, folder_of
+    from protocol.common.model_folder import POCKET, folder_of
 
     # Links stay links: what they lead to may change again.
     return str(folder_of(model).absolute()) if model != POCKET and folder_of(model).exists() else model
@@ -77,7 +78,7 @@ def _order_reload(host: str, port: int, order: ReloadOrder) -> tuple[bool, str]:
     from deploy.supervisor.reloading import ReloadOrder
     from deploy.units import service
     from protocol import server_lock, sockets
-    from protocol.state_folder import server_name
+    from protocol.common.state_folder import server_name
 
     try:
         return control.order(sockets.control_path(server_name(host, port)), order)

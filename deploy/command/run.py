@@ -46,7 +46,7 @@ def run(
     """
     from deploy.agents.models import LaunchError
     from deploy.command.chat import chat
-    from protocol import settings
+    from protocol.settings import reader as settings
 
     try:
         with _served(endpoint(None, host, port, None), model) as name:
@@ -83,7 +83,7 @@ def server(found: Endpoint, model: str | None, name: str) -> Iterator[None]:
     """Run `serve` while the context is open; it ends itself if this process is killed. Raises `RunError`."""
     from deploy.serving.commandlines import python_module
     from protocol import lifeline
-    from protocol.model_folder import POCKET
+    from protocol.common.model_folder import POCKET
 
     host, port = address(found)
     flags = [f"--host={host}", f"--port={port}", "--log-level=warning"]

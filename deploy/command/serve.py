@@ -51,9 +51,10 @@ def serve(context: typer.Context) -> None:
         take_lock,
     )
     from deploy.serving.settings import PROGRAM
-    from protocol import lifeline, settings, sockets
-    from protocol.settings import SettingsError
-    from protocol.state_folder import server_name
+    from protocol import lifeline, sockets
+    from protocol.common.state_folder import server_name
+    from protocol.settings import reader as settings
+    from protocol.settings.reader import SettingsError
 
     lifeline.follow_parent(STOP_S_MAX)
     lock = None
@@ -97,7 +98,7 @@ def _supervise(
     from deploy.supervisor.machine_crash import crash_logged
     from deploy.supervisor.stderr import QuietTerminal
     from deploy.supervisor.supervisor import Supervisor
-    from protocol import logs
+    from protocol.common import logs
 
     draw, served = terminal() if given.log_format != "json" else None, serving.models_of(children)
     quiet = is_quiet(given, to_terminal=draw is not None)

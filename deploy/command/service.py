@@ -54,7 +54,8 @@ def status() -> None:
 def _service_errors() -> Iterator[None]:
     from deploy.units import service
     from deploy.units.manager import ServiceError
-    from protocol import settings, sockets
+    from protocol import sockets
+    from protocol.settings import reader as settings
 
     try:
         yield

@@ -1,4 +1,4 @@
-"""`serve` as a typer command: help and shell completion show the settings, `protocol.settings` reads them."""
+"""`serve` as a typer command: help and completion show what `protocol.settings.reader` reads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperCommand
 
 if TYPE_CHECKING:
-    from protocol.settings import Flag
+    from protocol.settings.reader import Flag
 
 
 class SettingsCommand(TyperCommand):
@@ -33,7 +33,7 @@ class SettingsCommand(TyperCommand):
 def _options() -> list[Any]:
     """Return the flags of `serve` as typer makes them for a function with these parameters."""
     from deploy.serving.settings import GROUPS, ServeSettings
-    from protocol import settings
+    from protocol.settings import reader as settings
 
     found = {flag.field: flag for flag in (settings.CONFIG_FLAG, *settings.flags(ServeSettings))}
     shown = [_parameter(found[field], group) for group, fields in GROUPS.items() for field in fields]

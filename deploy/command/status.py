@@ -28,7 +28,7 @@ def status(
     from rich.console import Console
 
     from deploy.console import http, table
-    from protocol import settings
+    from protocol.settings import reader as settings
 
     console = Console()
     try:

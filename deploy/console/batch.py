@@ -18,7 +18,7 @@ from typing import Any, Literal
 import httpx
 
 from deploy.console.http import CONNECT_S_MAX, ConsoleError, refusal
-from protocol.text_files import EncodingError, without_mark
+from protocol.common.text_files import EncodingError, without_mark
 
 POLL_S = 0.5
 AWAY_S_MAX = 300.0

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from protocol.error_text import closest_match
-from protocol.model_folder import expand_user
+from protocol.common.error_text import closest_match
+from protocol.common.model_folder import expand_user
 
 ReadLine = Callable[[str], str]
 """(prompt) -> the typed line. Raises `EOFError` at the end, or `KeyboardInterrupt`."""

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from deploy.console import answer, chat_input, http
 from deploy.console.chat_input import ReadLine
-from protocol.model_folder import expand_user
+from protocol.common.model_folder import expand_user
 
 HISTORY_LINES_MAX = 1000
 

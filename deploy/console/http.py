@@ -13,7 +13,7 @@ import httpx
 
 from deploy.agents.models import is_near
 from deploy.agents.profiles import NO_KEY, Endpoint
-from protocol.environment import EnvironmentFault, network_variables
+from protocol.common.environment import EnvironmentFault, network_variables
 from protocol.event_stream import events
 from protocol.server_lock import running_servers
 

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from deploy.load.samples import Sample, reason
-from protocol.environment import EnvironmentFault, network_variables
+from protocol.common.environment import EnvironmentFault, network_variables
 from protocol.event_stream import events_async
 
 ANSWER_S_MAX = 600.0

@@ -10,7 +10,7 @@ import msgspec
 
 from deploy.serving import serve
 from deploy.serving.commandlines import flag_words, python_module
-from protocol.error_text import in_bytes
+from protocol.common.error_text import in_bytes
 from protocol.types import Capabilities, ContextFit, Exactness, ModelReport, PassCheck
 
 MEASURE_S_MAX = 1800.0

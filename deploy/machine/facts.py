@@ -19,7 +19,7 @@ import psutil
 from deploy.machine import hub
 from deploy.serving import preflight
 from protocol import sockets
-from protocol.cuda_build import cuda_package
+from protocol.common.cuda_build import cuda_package
 
 MLX_S_MAX = 60.0
 HEALTH_S_MAX = 2.0

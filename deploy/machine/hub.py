@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from protocol import huggingface
-from protocol.environment import EnvironmentFault
-from protocol.error_text import closest_match
+from protocol.common import huggingface
+from protocol.common.environment import EnvironmentFault
+from protocol.common.error_text import closest_match
 
 PATTERNS = (
     "*.json", "model*.safetensors", "*.py", "tokenizer.model", "*.tiktoken", "tiktoken.model", "*.txt",

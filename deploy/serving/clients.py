@@ -11,10 +11,10 @@ from deploy.serving import serve
 from deploy.serving.commandlines import API_KEYS
 from deploy.serving.settings import table
 from deploy.supervisor.child import Child
-from protocol import settings
-from protocol.api_keys import KEY_BYTES, plain_keys
-from protocol.model_folder import expand_user
-from protocol.secure_files import read_private
+from protocol.common.api_keys import KEY_BYTES, plain_keys
+from protocol.common.model_folder import expand_user
+from protocol.common.secure_files import read_private
+from protocol.settings import reader as settings
 
 ANYWHERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 """Wildcard addresses to listen on, each with an address to connect to."""

@@ -16,7 +16,7 @@ import msgspec
 from deploy.serving.models import fallback_after_s
 from deploy.serving.settings import GATEWAY_FLAGS, WORKER_FLAGS, ServeSettings
 from deploy.supervisor.child import ADAPTERS, OF_MODEL, OF_SETS, Child, ServedModel, plans
-from protocol.settings import public_name
+from protocol.settings.reader import public_name
 
 API_KEYS = "ROUNDHOUSE_API_KEYS"
 SOURCE_FOLDER = Path(__file__).resolve().parents[2]

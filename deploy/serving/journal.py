@@ -7,9 +7,9 @@ from pathlib import Path
 
 from deploy.serving.settings import PROGRAM
 from deploy.supervisor.child import Child
-from protocol import settings
-from protocol.gateway_settings import GatewaySettings
-from protocol.state_folder import JOURNAL_NAME, journal_folder
+from protocol.common.state_folder import JOURNAL_NAME, journal_folder
+from protocol.settings import reader as settings
+from protocol.settings.gateway import GatewaySettings
 
 _PARTS = ("", "-wal", "-shm", "-journal")
 """Suffixes of what SQLite keeps beside the file."""

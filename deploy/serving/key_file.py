@@ -11,9 +11,9 @@ from pathlib import Path
 
 from deploy.serving import clients
 from deploy.serving.settings import default_keys_file
-from protocol import api_keys
-from protocol.api_keys import ApiKey, KeysError
-from protocol.secure_files import read_private
+from protocol.common import api_keys
+from protocol.common.api_keys import ApiKey, KeysError
+from protocol.common.secure_files import read_private
 
 HEADER = b"# API keys of Roundhouse: hashes, made by `roundhouse keys`\n"
 

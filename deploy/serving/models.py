@@ -28,12 +28,12 @@ from msgspec.structs import fields, replace
 from deploy.serving.settings import GATEWAY, ServeSettings, document
 from deploy.supervisor.child import ServedModel, plans
 from deploy.supervisor.memory import EXPERTS_MEMORY, all_weight_bytes
-from protocol.error_text import setting_hint
+from protocol.common.error_text import setting_hint
+from protocol.common.model_folder import POCKET, expand_user, folder_of, name_of
 from protocol.hosts import Backend, HostsError, problem_with
 from protocol.hosts import read as read_hosts
-from protocol.model_folder import POCKET, expand_user, folder_of, name_of
-from protocol.settings import SettingsError, describe, refusal, spell_size
-from protocol.worker_settings import WorkerSettings
+from protocol.settings.reader import SettingsError, describe, refusal, spell_size
+from protocol.settings.worker import WorkerSettings
 
 BUDGET_SHARE = 0.7
 """Default share of the machine's memory for several models."""

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from deploy.serving.settings import PROGRAM
 from deploy.supervisor.child import Child
-from protocol import settings
-from protocol.cache_folder import PREFIX_SUFFIX, prefix_folder
-from protocol.worker_settings import WorkerSettings
+from protocol.common.cache_folder import PREFIX_SUFFIX, prefix_folder
+from protocol.settings import reader as settings
+from protocol.settings.worker import WorkerSettings
 
 _ASIDE_SUFFIX = ".part"
 ASIDE_AGE_S_MAX = 600.0

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from deploy.supervisor.child import ServedModel
 from deploy.supervisor.memory import weight_bytes
-from protocol.listening import listen
-from protocol.model_folder import is_folder, problem_with
+from protocol.common.listening import listen
+from protocol.common.model_folder import is_folder, problem_with
 from protocol.server_lock import OwnedError, ServerLock
 
 PORTS_TRIED_MAX = 100

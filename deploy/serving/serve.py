@@ -15,11 +15,12 @@ from deploy.serving.commandlines import child_commands, worker_flags
 from deploy.serving.models import with_experts_memory, with_fallback, wrong_hosts
 from deploy.serving.settings import ABOUT, GATEWAY, PROGRAM, ServeSettings, default_keys_file, table
 from deploy.supervisor.child import Child, ServedModel
-from protocol import settings, sockets
-from protocol.gateway_settings import GatewaySettings
-from protocol.settings import SettingsError
-from protocol.state_folder import server_name
-from protocol.worker_settings import WorkerSettings
+from protocol import sockets
+from protocol.common.state_folder import server_name
+from protocol.settings import reader as settings
+from protocol.settings.gateway import GatewaySettings
+from protocol.settings.reader import SettingsError
+from protocol.settings.worker import WorkerSettings
 
 _HOST = re.compile(r"(\w[\w.-]*)?")
 """A name or an IPv4 address; empty: all addresses."""

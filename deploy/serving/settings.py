@@ -1,6 +1,6 @@
 """Settings of `roundhouse serve`: its own, and those that it passes on to its children.
 
-Those of the children are declared in `protocol.gateway_settings` and `protocol.worker_settings`.
+Those of the children are declared in `protocol.settings.gateway` and `protocol.settings.worker`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from deploy.supervisor.children import STOP_TIMEOUT_S
 from deploy.supervisor.memory import fits_beside
 from deploy.supervisor.reloading import Reloading
 from deploy.supervisor.restarts import RestartLimits
-from protocol import logs
-from protocol.cache_folder import xdg_folder
-from protocol.gateway_settings import GatewaySettings
+from protocol.common import logs
+from protocol.common.cache_folder import xdg_folder
+from protocol.common.text_files import read_text
 from protocol.hosts import Backend
-from protocol.settings import Size, passes_on, public_name
-from protocol.text_files import read_text
-from protocol.worker_settings import WorkerSettings
+from protocol.settings.gateway import GatewaySettings
+from protocol.settings.reader import Size, passes_on, public_name
+from protocol.settings.worker import WorkerSettings
 
 PROGRAM = "roundhouse serve"
 ABOUT = """Run the gateway and a worker for each model in the foreground, restart them when they die, and

@@ -19,7 +19,7 @@ import msgspec
 
 from deploy.supervisor.reloading import ReloadOrder
 from protocol import sockets
-from protocol.secure_files import create_private
+from protocol.common.secure_files import create_private
 
 log = logging.getLogger(__name__)
 

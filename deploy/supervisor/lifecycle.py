@@ -57,7 +57,7 @@ from deploy.supervisor.events import (
 from deploy.supervisor.fallbacks import Fallbacks
 from deploy.supervisor.restarts import RestartPolicy
 from deploy.supervisor.spares import SPARE, Spares
-from protocol.settings import EXIT_CONFIGURATION
+from protocol.settings.reader import EXIT_CONFIGURATION
 from protocol.supervisor_messages import Stage
 
 EXIT_STOPPED = 0

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from protocol.cache_folder import cache_folder
+from protocol.common.cache_folder import cache_folder
 
 log = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import psutil
 
 from deploy.supervisor.child import ServedModel
-from protocol.expert_plan import ExpertPlanError, plan_experts
-from protocol.footprint import footprint_bytes
-from protocol.model_folder import POCKET_FOLDER, folder_of, is_folder
-from protocol.settings import SizeError, parse_size
+from protocol.common.expert_plan import ExpertPlanError, plan_experts
+from protocol.common.footprint import footprint_bytes
+from protocol.common.model_folder import POCKET_FOLDER, folder_of, is_folder
+from protocol.settings.reader import SizeError, parse_size
 
 MARGIN_BYTES = 2**29
 """Memory that must stay free after a second worker has been loaded beside the first one."""

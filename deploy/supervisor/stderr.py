@@ -15,7 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable
 
-from protocol.bounded_write import WRITE_S_MAX, BoundedWriter
+from protocol.common.bounded_write import WRITE_S_MAX, BoundedWriter
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ def stderr_tail(lines: Iterable[str]) -> str:
 
 
 def _read_own(line: str) -> tuple[str | None, str]:
-    """Split a log line of `protocol.logs` into level and message; return None and the line for any other."""
+    """Split a log line of `common.logs` into level and message; return None and the line for any other."""
     if own := _OWN_LINE.fullmatch(line):
         return own["level"] or "info", own["message"]
     if line.startswith("{"):

@@ -57,8 +57,9 @@ from deploy.supervisor.reloading import Reloading, ReloadOrder, Reloads
 from deploy.supervisor.restarts import RestartLimits, RestartPolicy
 from deploy.supervisor.spares import SPARE, Spares
 from deploy.supervisor.stderr import QuietTerminal
-from protocol import channel, lifeline, listening
-from protocol.model_folder import original_name
+from protocol import channel, lifeline
+from protocol.common import listening
+from protocol.common.model_folder import original_name
 from protocol.supervisor_messages import DesiredModels, ModelState, ModelStates, ReadyWorker
 from protocol.task_detection import detect_task
 from protocol.tasks import Task

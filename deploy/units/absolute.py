@@ -10,12 +10,12 @@ from deploy.serving.commandlines import flag_words
 from deploy.serving.models import split_name
 from deploy.serving.settings import PROGRAM, ServeSettings, document
 from deploy.supervisor.child import split_models
-from protocol import settings
 from protocol.adapters import split_setting
-from protocol.gateway_settings import GatewaySettings
-from protocol.model_folder import folder_of
-from protocol.settings import SettingsError
-from protocol.worker_settings import WorkerSettings
+from protocol.common.model_folder import folder_of
+from protocol.settings import reader as settings
+from protocol.settings.gateway import GatewaySettings
+from protocol.settings.reader import SettingsError
+from protocol.settings.worker import WorkerSettings
 
 _PREFIX = "ROUNDHOUSE_"
 _FOLDER_VARIABLES = ("HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME")

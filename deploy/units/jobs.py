@@ -15,7 +15,8 @@ from deploy.supervisor.children import KILL_WAIT_S_MAX
 from deploy.supervisor.restarts import RestartLimits
 from deploy.units import worker_with_spare
 from deploy.units.absolute import absolute_flags, absolute_variables, check_file
-from protocol import lifeline, settings, sockets
+from protocol import lifeline, sockets
+from protocol.settings import reader as settings
 
 FILES_MAX = 8192
 """A job's soft limit on open files. Each connection is one, and launchd's default is 256."""

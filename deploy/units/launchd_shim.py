@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.supervisor.restarts import RestartLimits
-from protocol.settings import exit_with
+from protocol.settings.reader import exit_with
 
 PROGRAM = "roundhouse service"
 FIRST_HANDED_OVER = 3

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from deploy.units.jobs import FILES_MAX, Job
 from deploy.units.manager import COMMAND_S_MAX, Run, ServiceError, Status, must, run_command
-from protocol.settings import EXIT_CONFIGURATION
+from protocol.settings.reader import EXIT_CONFIGURATION
 
 PREFIX = "roundhouse-"
 SERVICE = ".service"

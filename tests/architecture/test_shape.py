@@ -30,7 +30,7 @@ BOUNDARIES = {
     "broker/app.py",
     "broker/requests/internal_request.py",
     "broker/transport/router.py",
-    "protocol/logs.py",
+    "protocol/common/logs.py",
     "worker/schedule/adapter_changes.py",
     "worker/schedule/speculation.py",
     "worker/schedule/embedding_loop.py",

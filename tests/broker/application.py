@@ -24,8 +24,8 @@ from broker.requests import batch_lines
 from broker.requests.recovery import recover
 from broker.state import Fetch, GatewayState, journal_at
 from broker.transport.router import RouterLink
-from protocol.gateway_settings import GatewaySettings
 from protocol.messages import Cancel, Generate, Message
+from protocol.settings.gateway import GatewaySettings
 from tests.broker.asgi import Exchange, until
 from tests.broker.dispatcher_line import Line
 from tests.factories import accepted, events, finished, reused

@@ -7,7 +7,7 @@ from pathlib import Path
 import zmq
 
 from protocol import wire
-from protocol.logs import LINES_MAX
+from protocol.common.logs import LINES_MAX
 from protocol.messages import PROTOCOL_VERSION, Hello
 from tests.system import START_S_MAX, eventually, running_system
 

@@ -15,11 +15,13 @@ from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from protocol import lifeline, logs, settings
+from protocol import lifeline
+from protocol.common import logs
 from protocol.conversation import Conversation, unpack
 from protocol.messages import Generate
+from protocol.settings import reader as settings
+from protocol.settings.worker import WorkerSettings
 from protocol.types import ToolCallConstraint
-from protocol.worker_settings import WorkerSettings
 from tests.conformance.reader import Call, text_of
 from worker.contract.engine import (
     EngineRequest,

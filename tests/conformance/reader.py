@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
 
-from protocol import lifeline, logs
+from protocol import lifeline
+from protocol.common import logs
 from protocol.conversation import Conversation, unpack
 from protocol.errors import too_long
 from protocol.messages import Generate
+from protocol.settings.worker import WorkerSettings
 from protocol.types import CallDelta, Capabilities
-from protocol.worker_settings import WorkerSettings
 from tests.scripted_worker.engine import END, FakeEngine
 from tests.scripted_worker.script import Script
 from tests.scripted_worker.text import FakePipeline, FakePrepared

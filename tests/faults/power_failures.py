@@ -32,7 +32,7 @@ import msgspec
 from broker.answers.answer import DISK_S_MAX
 from broker.api.batches.records import BatchRecord, Dialect
 from broker.api.batches.store import DATABASE_NAME
-from protocol.state_folder import JOURNAL_NAME
+from protocol.common.state_folder import JOURNAL_NAME
 from tests.faults.event_follower import EventFollower
 from tests.faults.frozen_disk import FrozenDisk
 from tests.faults.runner import run_program

@@ -23,8 +23,8 @@ from deploy.supervisor.memory import fits_beside
 from deploy.supervisor.reloading import Reloading, ReloadOrder
 from deploy.supervisor.restarts import RestartLimits
 from deploy.supervisor.supervisor import Supervisor
-from protocol import logs
-from protocol.listening import listen
+from protocol.common import logs
+from protocol.common.listening import listen
 from tests.ports import free_port
 from tests.system import NO_TLS, Process, eventually, is_ready
 

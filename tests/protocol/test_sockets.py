@@ -15,9 +15,9 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from protocol import sockets, wire
+from protocol.common.state_folder import SERVER_NAME_CHARS_MAX, server_name
 from protocol.messages import Welcome
 from protocol.sockets import Curve, EndpointError
-from protocol.state_folder import SERVER_NAME_CHARS_MAX, server_name
 from tests.broker.transport.test_router import Socket, hello, listening, say
 from tests.system import free_port
 

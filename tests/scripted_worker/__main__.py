@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from protocol import lifeline, logs, settings, sockets
-from protocol.worker_settings import WorkerSettings
+from protocol import lifeline, sockets
+from protocol.common import logs
+from protocol.settings import reader as settings
+from protocol.settings.worker import WorkerSettings
 from tests.scripted_worker.config import FakeSettings
 from tests.scripted_worker.loader import FakeLoader
 from worker import spare

@@ -7,9 +7,9 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from protocol import logs
-from protocol.settings import public_name
-from protocol.worker_settings import Bytes
+from protocol.common import logs
+from protocol.settings.reader import public_name
+from protocol.settings.worker import Bytes
 
 
 class FakeSettings(Struct, frozen=True, kw_only=True, rename=public_name):

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from protocol import settings
-from protocol.cache_folder import cache_folder, prefix_folder
-from protocol.worker_settings import WorkerSettings
+from protocol.common.cache_folder import cache_folder, prefix_folder
+from protocol.settings import reader as settings
+from protocol.settings.worker import WorkerSettings
 from worker.config import SET_STALL_S_MAX, of_set
 from worker.transport.watchdog import STALL_S_MAX
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol import temporary_folder
+from protocol.common import temporary_folder
 from worker import kernel_folder
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from protocol.worker_settings import WorkerSettings
+from protocol.settings.worker import WorkerSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from protocol.error_text import describe_os_error
-from protocol.model_folder import why_no_config
+from protocol.common.error_text import describe_os_error
+from protocol.common.model_folder import why_no_config
 from protocol.task_detection import ENCODERS
 from worker.contract.engine import ModelError
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from protocol.error_text import in_bytes
-from protocol.footprint import footprint_bytes
+from protocol.common.error_text import in_bytes
+from protocol.common.footprint import footprint_bytes
 from protocol.types import Wired
 from worker.contract.engine import InsufficientMemoryError, ModelError
 from worker.models.source import tensor_sizes

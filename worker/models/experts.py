@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from protocol.expert_plan import ExpertPlan, TensorPlace
+from protocol.common.expert_plan import ExpertPlan, TensorPlace
 from protocol.tasks import Task
 from worker.contract.engine import ModelError
 from worker.models.config import ModelConfig, reads

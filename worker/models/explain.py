@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.error_text import in_bytes
+from protocol.common.error_text import in_bytes
 from protocol.tasks import Task
 from worker.contract.engine import ModelError, ModelInfo
 from worker.models.config import ModelConfig, reads

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from protocol.expert_plan import ExpertPlan, ExpertPlanError, plan_experts
-from protocol.model_folder import name_of, original_name
-from protocol.parsers import RECOGNIZED, NamedParsers
+from protocol.common.expert_plan import ExpertPlan, ExpertPlanError, plan_experts
+from protocol.common.model_folder import name_of, original_name
+from protocol.settings.parsers import RECOGNIZED, NamedParsers
 from protocol.tasks import Task
 from protocol.types import ExpertStatus, Resources, Wired
 from worker.contract.adapters import AdapterError

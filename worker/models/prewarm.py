@@ -7,7 +7,7 @@ import logging
 import mlx.core as mx
 from mlx_vlm.utils import get_model_and_args
 
-from protocol.model_folder import POCKET
+from protocol.common.model_folder import POCKET
 from worker.models.config import read_config
 from worker.models.media.processor import load_processor
 from worker.models.prompts.prompt import open_tokenizer

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from protocol import huggingface
-from protocol.environment import EnvironmentFault
-from protocol.error_text import closest_match, describe_os_error
-from protocol.model_folder import (
+from protocol.common import huggingface
+from protocol.common.environment import EnvironmentFault
+from protocol.common.error_text import closest_match, describe_os_error
+from protocol.common.model_folder import (
     POCKET,
     WEIGHTS,
     folder_of,

@@ -10,7 +10,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import get_total_parameters
 from msgspec.structs import replace
 
-from protocol.logs import quiet_libraries
+from protocol.common.logs import quiet_libraries
 from protocol.types import Capabilities
 from worker.contract.drafts import DraftProposer
 from worker.contract.engine import (

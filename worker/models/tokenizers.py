@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from protocol.parsers import RECOGNIZED, NamedParsers
+from protocol.settings.parsers import RECOGNIZED, NamedParsers
 from worker.models.config import ModelConfig
 from worker.models.locks import OPEN_S_MAX
 from worker.models.prompts.prompt import open_tokenizer

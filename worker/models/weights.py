@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from protocol.temporary_folder import TemporaryFolder
+from protocol.common.temporary_folder import TemporaryFolder
 from worker.contract.engine import Engine, Progress, SamplingParams
 from worker.models.rope_parameters import overrides
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from protocol.model_folder import POCKET_FOLDER
+from protocol.common.model_folder import POCKET_FOLDER
 
 MODEL_PATH: Path = POCKET_FOLDER
 """The model's folder in Hugging Face's format."""

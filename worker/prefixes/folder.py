@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from protocol.cache_folder import PREFIX_SUFFIX
+from protocol.common.cache_folder import PREFIX_SUFFIX
 from worker.prefixes.files import DamagedFileError, FileWriter, Record, read_header, read_record
 
 log = logging.getLogger(__name__)

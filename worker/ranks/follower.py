@@ -18,9 +18,9 @@ from dataclasses import replace
 from typing import NoReturn, TypeVar
 
 from protocol import sockets
-from protocol.model_folder import name_of
-from protocol.settings import EXIT_CONFIGURATION
-from protocol.worker_settings import WorkerSettings
+from protocol.common.model_folder import name_of
+from protocol.settings.reader import EXIT_CONFIGURATION
+from protocol.settings.worker import WorkerSettings
 from worker.contract.engine import (
     CacheSegment,
     CacheSlice,

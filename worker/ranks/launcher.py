@@ -22,8 +22,8 @@ from typing import IO, Any
 
 from protocol import breadcrumbs, channel, lifeline
 from protocol.hosts import Backend, Host, Hosts
+from protocol.settings.worker import WorkerSettings
 from protocol.sockets import Curve
-from protocol.worker_settings import WorkerSettings
 from worker.preload import GUARD
 from worker.ranks import rank_info, rank_keys
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from protocol.model_folder import name_of
+from protocol.common.model_folder import name_of
+from protocol.settings.worker import WorkerSettings
 from protocol.types import Resources
-from protocol.worker_settings import WorkerSettings
 from worker.contract.engine import Model, ModelError, Progress
 from worker.ranks import rpc
 from worker.ranks.leader import Leader

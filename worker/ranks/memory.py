@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import psutil
 
-from protocol.footprint import footprint_bytes
+from protocol.common.footprint import footprint_bytes
 from protocol.types import MemoryUsage, RankMemory
 from worker.ranks import rpc
 

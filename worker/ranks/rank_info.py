@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from protocol.common.state_folder import server_name
 from protocol.hosts import Backend, HostsError, is_loopback
 from protocol.sockets import EndpointError, runtime_directory
-from protocol.state_folder import server_name
 
 RANK, RING, DEVICES, COORDINATOR = "MLX_RANK", "MLX_HOSTFILE", "MLX_IBV_DEVICES", "MLX_JACCL_COORDINATOR"
 LINE = "ROUNDHOUSE_RANKS"

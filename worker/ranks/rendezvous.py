@@ -16,9 +16,9 @@ from pathlib import Path
 import zmq
 
 from protocol import sockets
+from protocol.common.temporary_folder import TemporaryFolder
 from protocol.hosts import Backend, HostsError, problem_with, read
-from protocol.temporary_folder import TemporaryFolder
-from protocol.worker_settings import WorkerSettings
+from protocol.settings.worker import WorkerSettings
 from worker.contract.engine import InsufficientMemoryError, ModelError
 from worker.ranks import rpc
 from worker.ranks.launcher import LaunchPlan, LeaderEndpoint, RankProcesses

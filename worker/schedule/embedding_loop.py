@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from protocol.common.log_context import about
 from protocol.errors import Code, RequestError
-from protocol.log_context import about
 from protocol.types import RequestStatus, Resources, Timings, Usage
 from worker.contract.engine import EmbeddingModel
 from worker.contract.texts import PreparedTexts, Text

@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+from protocol.common.log_context import about
+from protocol.common.progress import ProgressWatch
 from protocol.errors import Code, RequestError
-from protocol.log_context import about
-from protocol.progress import ProgressWatch
 from protocol.types import AdapterInfo, Delta, PrefixReuse, Resources
 from worker.contract.device_errors import raise_if_device_failed
 from worker.contract.engine import EngineRequest, Logprob, Model, SampledToken, StepOutput

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from protocol.log_context import about
+from protocol.common.log_context import about
 from protocol.types import PrefixStatus
 from worker.contract.device_errors import raise_if_device_failed
 from worker.contract.engine import CacheSegment, CacheSlice, Engine, Model

@@ -1,8 +1,8 @@
-"""Starvation of rows: input and time limits of the progress watchdog (`protocol.progress`). Pure."""
+"""Starvation of rows: input and time limits of the progress watchdog (`protocol.common.progress`). Pure."""
 
 from __future__ import annotations
 
-from protocol.progress import Watched
+from protocol.common.progress import Watched
 from worker.schedule.rows import Phase, Row
 
 STARVED_S_MAX = 30.0

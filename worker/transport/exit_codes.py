@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from protocol.settings import EXIT_CONFIGURATION
+from protocol.settings.reader import EXIT_CONFIGURATION
 from worker.contract.device_errors import DeviceError
 from worker.contract.engine import InsufficientMemoryError, ModelError
 

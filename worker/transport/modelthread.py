@@ -12,15 +12,15 @@ from functools import partial
 
 import msgspec
 
-from protocol import gc_heap
 from protocol.adapters import salt_with
-from protocol.cache_folder import prefix_folder
+from protocol.common import gc_heap
+from protocol.common.cache_folder import prefix_folder
+from protocol.common.progress import ProgressWatch
 from protocol.errors import adapter_not_found
 from protocol.messages import Generate, Loading, Message, Ready, Request
-from protocol.progress import ProgressWatch
+from protocol.settings.worker import WorkerSettings
 from protocol.tasks import require, task_of
 from protocol.types import AdapterInfo, Resources, SparsePrefill
-from protocol.worker_settings import WorkerSettings
 from worker.contract.device_errors import DeviceError
 from worker.contract.engine import EmbeddingModel, Loader, Model, ModelError, Preparer
 from worker.contract.texts import TextsPreparer

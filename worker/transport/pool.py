@@ -15,8 +15,8 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
+from protocol.common.log_context import about
 from protocol.errors import Code, RequestError
-from protocol.log_context import about
 from protocol.messages import Request
 from protocol.tasks import runs_nothing
 from protocol.types import PreparationStatus

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from protocol.messages import Ready
+from protocol.settings.worker import WorkerSettings
 from protocol.types import KVCacheQuantization
-from protocol.worker_settings import WorkerSettings
 from worker.contract.engine import Model, ModelInfo
 from worker.contract.kv_quantization import KVQuantization
 from worker.schedule.memory_reservations import Reservations

@@ -6,8 +6,8 @@ import logging
 import queue
 from collections.abc import Callable, Iterable, Sequence
 
+from protocol.common.log_context import about
 from protocol.errors import Code, RequestError
-from protocol.log_context import about
 from protocol.messages import Accepted, Failed, Finished, Message, Request, failed
 from protocol.types import Usage
 from worker.contract.engine import EngineRequest, Tokenized

@@ -7,7 +7,7 @@ import time
 import psutil
 from msgspec.structs import replace
 
-from protocol.footprint import footprint_bytes
+from protocol.common.footprint import footprint_bytes
 from protocol.types import Resources
 
 

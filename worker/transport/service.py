@@ -22,6 +22,7 @@ from pathlib import Path
 
 from protocol import breadcrumbs, sockets
 from protocol.channel import SpawnChannel
+from protocol.common.state_folder import server_name
 from protocol.messages import (
     PROTOCOL_VERSION,
     ClearCache,
@@ -35,9 +36,8 @@ from protocol.messages import (
     UnloadAdapter,
     new_incarnation,
 )
-from protocol.state_folder import server_name
+from protocol.settings.worker import WorkerSettings
 from protocol.types import OrphanedRow, Resources
-from protocol.worker_settings import WorkerSettings
 from worker.contract.device_errors import DeviceError
 from worker.contract.engine import Loader, ModelError
 from worker.schedule.commands import AddAdapter, ClearPrefixes, RemoveAdapter

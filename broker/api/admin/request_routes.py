@@ -13,7 +13,7 @@ from starlette.routing import Route
 from broker.middleware.json_response import JsonResponse
 from broker.requests.clients import client_of
 from broker.state import gateway_of, owner_of
-from protocol.api_keys import ApiKey
+from protocol.common.api_keys import ApiKey
 from protocol.errors import Code, RequestError
 
 

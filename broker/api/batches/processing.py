@@ -14,7 +14,7 @@ from broker.api.batches import records
 from broker.api.batches.lines import FileCheck, Line, read_line, unanswered
 from broker.api.batches.records import BatchRecord, Dialect, FileRecord, LineFault, Purpose
 from broker.api.batches.store import BatchStore
-from protocol.text_files import EncodingError, without_mark
+from protocol.common.text_files import EncodingError, without_mark
 
 RESULTS_SHARE = 1.5
 """Bytes that result files may take, as a share of the store's: for a moment they exist beside the log."""

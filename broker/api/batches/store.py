@@ -29,7 +29,7 @@ from msgspec.structs import replace
 from broker.api.batches import conversion
 from broker.api.batches.records import BatchRecord, FileRecord, LineResult
 from broker.journal.database import DamagedError, Database
-from protocol.secure_files import is_private
+from protocol.common.secure_files import is_private
 
 log = logging.getLogger(__name__)
 

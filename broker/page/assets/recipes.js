@@ -1,4 +1,4 @@
-/** Snippets that connect clients to this server: those of protocol/client_recipes.toml, filled in. Pure. */
+/** Snippets that connect clients to this server: those of protocol/common/client_recipes.toml, filled in. Pure. */
 
 const LOCAL = ["localhost", "127.0.0.1", "[::1]"];
 const PLACEHOLDER = /\{\{(\w+)(?:\|(\w+))?\}\}/g;

@@ -17,7 +17,7 @@ from broker.middleware import auth
 from broker.middleware.auth import ApiKeys, AuthMiddleware, offered
 from broker.requests.clients import client_of
 from broker.requests.respond import error_response
-from protocol.api_keys import ApiKey, KeysError
+from protocol.common.api_keys import ApiKey, KeysError
 from protocol.errors import Code, RequestError
 from tests.broker.asgi import Exchange
 from tests.broker.dispatcher_line import refusal

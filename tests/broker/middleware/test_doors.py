@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from protocol.gateway_settings import GatewaySettings
+from protocol.settings.gateway import GatewaySettings
 from tests.broker.application import CHAT, House
 from tests.broker.asgi import Exchange, until
 from tests.factories import accepted, events, finished, reused

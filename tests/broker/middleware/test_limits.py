@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from broker.middleware.limits import BodyBudget, KeyConcurrency
-from protocol.api_keys import ApiKey
+from protocol.common.api_keys import ApiKey
 from protocol.errors import Code, RequestError
 from tests.broker.dispatcher_line import refusal
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from deploy.agents.profiles import Agent, AgentProfile, Endpoint, Model
-from protocol.client_recipes import client_recipes
+from protocol.common.client_recipes import client_recipes
 from tests.blocks import ADDRESS, ROOT, blocks
 from tests.broker.page.scripts import Call
 

@@ -8,8 +8,8 @@ import logging
 import pytest
 
 from broker.requests.access_log import PROMPT_CHARS_MAX, log_prompts
+from protocol.common.log_context import fields_of
 from protocol.conversation import pack
-from protocol.log_context import fields_of
 from protocol.messages import Rank
 from tests import factories
 from tests.broker.application import House, house_with_worker

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from broker.server.listeners import ListenError, open_listeners, url
-from protocol.listening import LISTENER_FD, listen
+from protocol.common.listening import LISTENER_FD, listen
 
 
 def test_without_a_service_manager_it_listens_where_it_is_told() -> None:

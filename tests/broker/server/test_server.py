@@ -15,7 +15,7 @@ from broker.dispatch.dispatcher import Dispatcher
 from broker.server import connection
 from broker.server.connection import Connection, ConnectionLimits, connection_type
 from broker.server.server import Server
-from protocol.listening import listen
+from protocol.common.listening import listen
 from tests.broker.server.echo_server import Client
 
 GET = b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n"

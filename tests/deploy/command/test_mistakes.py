@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 from deploy.command.cli import app
 from deploy.serving.serve import own_settings
 from deploy.serving.settings import ServeSettings
-from protocol import settings
-from protocol.gateway_settings import GatewaySettings
-from protocol.settings import SettingsError
-from protocol.worker_settings import WorkerSettings
+from protocol.settings import reader as settings
+from protocol.settings.gateway import GatewaySettings
+from protocol.settings.reader import SettingsError
+from protocol.settings.worker import WorkerSettings
 from worker.pocket import MODEL_PATH
 
 pytestmark = pytest.mark.usefixtures("runtime_folder", "elsewhere")

@@ -17,9 +17,9 @@ from deploy.serving.commandlines import worker_flags
 from deploy.serving.models import memory_budget, read
 from deploy.serving.settings import ServeSettings
 from deploy.supervisor.child import Child, ServedModel, Setting
-from protocol import settings
-from protocol.settings import SettingsError
-from protocol.worker_settings import WorkerSettings
+from protocol.settings import reader as settings
+from protocol.settings.reader import SettingsError
+from protocol.settings.worker import WorkerSettings
 from tests.deploy.conftest import config
 from tests.deploy.weights import weights
 

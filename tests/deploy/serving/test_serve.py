@@ -12,10 +12,12 @@ from deploy.serving import serve
 from deploy.serving.commandlines import python_module
 from deploy.serving.models import SPARE_BYTES
 from deploy.serving.settings import GATEWAY_FLAGS, WORKER_FLAGS, ServeSettings
-from protocol import breadcrumbs, channel, lifeline, listening, settings
-from protocol.gateway_settings import GatewaySettings
-from protocol.settings import SettingsError
-from protocol.worker_settings import WorkerSettings
+from protocol import breadcrumbs, channel, lifeline
+from protocol.common import listening
+from protocol.settings import reader as settings
+from protocol.settings.gateway import GatewaySettings
+from protocol.settings.reader import SettingsError
+from protocol.settings.worker import WorkerSettings
 from tests.deploy.conftest import config
 from worker import preload
 from worker.ranks import rank_info, rank_keys

@@ -19,7 +19,7 @@ from deploy.supervisor.events import (
 from deploy.supervisor.fallbacks import Fallbacks
 from deploy.supervisor.lifecycle import EXIT_GAVE_UP, Lifecycle
 from deploy.supervisor.restarts import RestartLimits
-from protocol.settings import EXIT_CONFIGURATION
+from protocol.settings.reader import EXIT_CONFIGURATION
 from tests.deploy.supervisor import policies
 from tests.deploy.supervisor.policies import DONE, REFUSED, follow, reports
 

@@ -26,7 +26,7 @@ from deploy.supervisor.events import (
 )
 from deploy.supervisor.lifecycle import FAILED_S, Lifecycle
 from deploy.supervisor.restarts import RestartLimits, RestartPolicy
-from protocol.settings import EXIT_CONFIGURATION
+from protocol.settings.reader import EXIT_CONFIGURATION
 from tests.deploy.supervisor import policies
 from tests.deploy.supervisor.policies import DONE, HISTORIES, REFUSED, History, after, deeds, follow, reports
 

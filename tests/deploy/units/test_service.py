@@ -29,7 +29,7 @@ from deploy.units.manager import COMMAND_S_MAX, ServiceError, Status
 from deploy.units.systemd import Systemd, service_unit
 from deploy.units.systemd import read_status as read_systemd
 from protocol import lifeline
-from protocol.settings import SettingsError
+from protocol.settings.reader import SettingsError
 from tests.deploy.conftest import config
 from tests.deploy.units.agents import Agents
 

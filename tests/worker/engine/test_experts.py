@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlx_lm.utils import load_model
 
-from protocol.expert_plan import ExpertPlan, plan_all, plan_experts
+from protocol.common.expert_plan import ExpertPlan, plan_all, plan_experts
 from tests.models.fixtures import model_folder
 from tests.models.mixtures import make_mixture
 from tests.oracle import Oracle

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from huggingface_hub import constants, errors
 
-from protocol.huggingface import transport_errors
+from protocol.common.huggingface import transport_errors
 from tests.models.fixtures import model_folder
 from tests.worker.folders import copied, failure, nothing
 from worker.contract.engine import Model, ModelError, SamplingParams

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from protocol.hosts import Mode
-from protocol.worker_settings import WorkerSettings
+from protocol.settings.worker import WorkerSettings
 from tests.models.families import PREFIX, REFUSED, THIRDS
 from tests.models.fixtures import model_folder
 from tests.models.mtp_models import UNTIED

@@ -14,8 +14,8 @@ from typing import Any, cast
 import pytest
 import zmq
 
+from protocol.settings.worker import WorkerSettings
 from protocol.sockets import Curve, EndpointError, write_keys
-from protocol.worker_settings import WorkerSettings
 from tests.ports import free_port
 from worker.contract.engine import ModelError
 from worker.ranks import peer_monitor as watch_module

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from protocol.common.progress import ProgressWatch
 from protocol.errors import RequestError
-from protocol.progress import ProgressWatch
 from tests.factories import engine_request
 from tests.worker.engines import picture
 from worker.contract.engine import EngineRequest

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from protocol.messages import Ready
-from protocol.worker_settings import WorkerSettings
+from protocol.settings.worker import WorkerSettings
 from tests.scripted_worker.loader import FakeLoader
 from tests.system import eventually
 from worker.startup_timer import StartupTimer

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from protocol.errors import Code, RequestError
+from protocol.settings.worker import WorkerSettings
 from protocol.types import Capabilities
-from protocol.worker_settings import WorkerSettings
 from tests.factories import request
 from tests.models.fixtures import model_folder
 from worker.contract.engine import Model

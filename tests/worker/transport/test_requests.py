@@ -9,8 +9,8 @@ import pytest
 
 from protocol.errors import Code, RequestError
 from protocol.messages import Embed, Failed, Finished, Generate, Message, Rank, Ready
+from protocol.settings.worker import WorkerSettings
 from protocol.types import Capabilities, TokenizeOptions
-from protocol.worker_settings import WorkerSettings
 from tests import factories
 from tests.scripted_worker.loader import FakeLoader
 from tests.system import eventually

@@ -22,7 +22,7 @@ from protocol.messages import (
     StepOutputs,
     ToGateway,
 )
-from protocol.settings import EXIT_CONFIGURATION
+from protocol.settings.reader import EXIT_CONFIGURATION
 from protocol.types import AdoptedRow, Delta
 from tests.scripted_worker.engine import TOKEN_BYTES
 from tests.system import eventually

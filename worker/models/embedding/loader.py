@@ -19,7 +19,7 @@ from mlx_vlm.reranker_loader import load_sequence_classification_model
 from mlx_vlm.utils import load_model
 from transformers import AutoTokenizer
 
-from protocol.logs import quiet_libraries
+from protocol.common.logs import quiet_libraries
 from protocol.task_detection import is_classifier
 from protocol.tasks import Task
 from protocol.types import Capabilities

@@ -17,7 +17,7 @@ import psutil
 from PIL import Image
 
 from protocol import lifeline
-from protocol.temporary_folder import TemporaryFolder
+from protocol.common.temporary_folder import TemporaryFolder
 from protocol.types import Media
 from worker.contract.preparation import NEVER, CancelToken
 from worker.models.media import video_frames

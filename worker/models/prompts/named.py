@@ -11,7 +11,7 @@ from importlib import import_module
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from protocol.parsers import CallParser, NamedParsers, ReasoningParser
+from protocol.settings.parsers import CallParser, NamedParsers, ReasoningParser
 from worker.output.channels import REASONING
 
 _KINDS: Mapping[CallParser, str] = {

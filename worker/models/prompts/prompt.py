@@ -18,7 +18,7 @@ from msgspec import UNSET
 from protocol.conversation import Conversation, unpack
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
-from protocol.parsers import RECOGNIZED, NamedParsers
+from protocol.settings.parsers import RECOGNIZED, NamedParsers
 from protocol.types import TokenizeOptions
 from worker.contract.engine import EngineRequest, SamplingParams, ThinkingBudget, Tokenized
 from worker.contract.guides import Grammar

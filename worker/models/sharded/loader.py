@@ -12,11 +12,11 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from protocol.model_folder import name_of, original_name
-from protocol.parsers import RECOGNIZED, NamedParsers
+from protocol.common.model_folder import name_of, original_name
+from protocol.settings.parsers import RECOGNIZED, NamedParsers
+from protocol.settings.worker import WorkerSettings
 from protocol.tasks import Task
 from protocol.types import Resources
-from protocol.worker_settings import WorkerSettings
 from worker.contract.device_errors import raise_if_device_failed
 from worker.contract.engine import Engine, InsufficientMemoryError, Model, ModelError, Progress
 from worker.contract.kv_quantization import KVQuantization, kv_quantization_of

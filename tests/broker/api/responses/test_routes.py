@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from protocol.conversation import unpack
-from protocol.gateway_settings import GatewaySettings
+from protocol.settings.gateway import GatewaySettings
 from tests.broker.application import RESPONSES, House, house_with_worker
 from tests.broker.asgi import Exchange, until
 from tests.factories import accepted, events, finished, reused

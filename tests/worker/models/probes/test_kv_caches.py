@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from protocol.worker_settings import WorkerSettings
+from protocol.settings.worker import WorkerSettings
 from tests.models.fixtures import model_folder
 from tests.worker.folders import failure, nothing
 from worker.contract.engine import Model, ModelError

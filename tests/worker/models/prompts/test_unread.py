@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from protocol.parsers import CallParser, NamedParsers, ReasoningParser
+from protocol.settings.parsers import CallParser, NamedParsers, ReasoningParser
 from tests.worker.models.prompts.test_format import TURNS, prepare, with_template
 from tests.worker.models.prompts.test_markup import answer, tokenizer_with
 from worker.models.prompts.named import _KINDS, apply

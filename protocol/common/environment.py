@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from protocol.cache_folder import cache_folder
+from protocol.common.cache_folder import cache_folder
 
 _FOLDERS = {
     *("HOME", "TMPDIR", "HF_HOME", "HF_HUB_CACHE"),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import settings
+from protocol.settings import reader as settings
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub import constants
 
-from protocol import huggingface
+from protocol.common import huggingface
 
 WAIT_S = 1
 

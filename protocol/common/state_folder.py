@@ -12,7 +12,7 @@ from hashlib import sha256
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 
-from protocol.cache_folder import xdg_folder
+from protocol.common.cache_folder import xdg_folder
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
 ADDRESS_CHARS_MAX = 15

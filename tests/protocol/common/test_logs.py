@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from protocol import logs
-from protocol.log_context import about
+from protocol.common import logs
+from protocol.common.log_context import about
 
 WAIT_S = 20.0
 

@@ -9,7 +9,7 @@ import struct
 import subprocess
 import sys
 
-from protocol.footprint import RusageInfo, footprint_bytes, parse_status, read_rusage
+from protocol.common.footprint import RusageInfo, footprint_bytes, parse_status, read_rusage
 
 STATUS = """Name:\tpython
 VmRSS:\t  9000 kB

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.middleware.auth import ApiKeys
-from protocol.api_keys import HASHED, ApiKey, KeysError, create, parse, plain_keys, without
+from protocol.common.api_keys import HASHED, ApiKey, KeysError, create, parse, plain_keys, without
 
 GOOD, OTHER = "rh-0123456789abcdef", "rh-fedcba9876543210"
 DIGEST = hashlib.sha256(b"sesame").digest()

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from protocol import temporary_folder
-from protocol.temporary_folder import TemporaryFolder
+from protocol.common import temporary_folder
+from protocol.common.temporary_folder import TemporaryFolder
 
 OTHER = """
 import os, sys, time

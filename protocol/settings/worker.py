@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from protocol import logs
 from protocol.adapters import SETTING, problem_with
+from protocol.common import logs
 from protocol.hosts import Backend, Mode
-from protocol.parsers import CallParser, ReasoningParser
-from protocol.settings import Size, public_name
+from protocol.settings.parsers import CallParser, ReasoningParser
+from protocol.settings.reader import Size, public_name
 from protocol.tasks import Task
 from protocol.types import Share, Wired
 

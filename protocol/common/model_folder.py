@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from protocol.error_text import closest_match
+from protocol.common.error_text import closest_match
 
 CONFIG = "config.json"
 WEIGHTS = "model*.safetensors"
@@ -21,7 +21,7 @@ _INSTEAD = "use a conversion, for example from mlx-community on Hugging Face, or
 
 POCKET = "pocket"
 """Name of the embedded model, wherever a model is named. A folder of this name is `./pocket`."""
-POCKET_FOLDER = Path(__file__).resolve().parents[1] / "worker" / "pocket" / "model"
+POCKET_FOLDER = Path(__file__).resolve().parents[2] / "worker" / "pocket" / "model"
 _SNAPSHOT = re.compile(r"(?:^|/)models--([^/]+)/snapshots/[0-9a-f]{40}$")
 """Folder of a repository's files in the Hugging Face cache; `/` of the id becomes `--`."""
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")

@@ -1,7 +1,7 @@
 """Logging to stderr, as readable text or one JSON object a line. No prompt text, unless it is asked for.
 
-A line about a request names it in its text and, through `protocol.log_context`, in the field `id`. The `id`
-is the same in all processes. The client's `x-request-id` is `request_id` in the gateway's HTTP lines.
+A line about a request names it in its text and, through `log_context`, in the field `id`. The `id` is the
+same in all processes. The client's `x-request-id` is `request_id` in the gateway's HTTP lines.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Literal, TextIO
 
-from protocol.bounded_write import BoundedWriter
-from protocol.log_context import fields_of
+from protocol.common.bounded_write import BoundedWriter
+from protocol.common.log_context import fields_of
 
 Format = Literal["text", "json"]
 Level = Literal["debug", "info", "warning", "error"]

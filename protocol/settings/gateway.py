@@ -7,9 +7,9 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from protocol import logs
-from protocol.settings import Size, public_name
-from protocol.state_folder import DEFAULT_HOST, DEFAULT_PORT, server_name
+from protocol.common import logs
+from protocol.common.state_folder import DEFAULT_HOST, DEFAULT_PORT, server_name
+from protocol.settings.reader import Size, public_name
 from protocol.types import PrefixSharing, RoutingMethod
 from protocol.wire import MEDIA_BYTES_MAX, MEDIA_FRAMES_MAX
 

@@ -10,7 +10,7 @@ import os
 import sys
 from typing import Any
 
-from protocol.environment import network_variables
+from protocol.common.environment import network_variables
 
 _WAITS = ("connect", "read", "write", "pool")
 

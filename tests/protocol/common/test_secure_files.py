@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from protocol.secure_files import SECRET_BYTES_MAX, is_private, is_protected, read_private
+from protocol.common.secure_files import SECRET_BYTES_MAX, is_private, is_protected, read_private
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.progress import TICK_S_MAX, ProgressWatch, Watched
+from protocol.common.progress import TICK_S_MAX, ProgressWatch, Watched
 
 BOUND_S = 30.0
 

@@ -34,9 +34,9 @@ from typing import (
 import msgspec
 from msgspec import Meta
 
-from protocol.environment import faults
-from protocol.error_text import REMOVED, closest_match, describe_os_error, setting_hint, unknown_flags
-from protocol.text_files import EncodingError, read_text
+from protocol.common.environment import faults
+from protocol.common.error_text import REMOVED, closest_match, describe_os_error, setting_hint, unknown_flags
+from protocol.common.text_files import EncodingError, read_text
 
 EXIT_CONFIGURATION = 78
 """sysexits' EX_CONFIG: a restart does not help until a person changes something."""
@@ -47,7 +47,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 BYTES = Meta(ge=0, le=2**62)
 Size = Annotated[int, BYTES]
-"""A setting in bytes, which `protocol.settings` also accepts as a human-readable size."""
+"""A setting in bytes, which `protocol.settings.reader` also accepts as a human-readable size."""
 
 _POWERS = "KMGT"
 _SIZE = re.compile(r"\s*([0-9]{1,19}(?:\.[0-9]{1,18})?)\s*(?:([KMGT])(I?B)?|B)?\s*", re.ASCII | re.IGNORECASE)

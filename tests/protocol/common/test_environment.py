@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from protocol.environment import EnvironmentFault, network_variables
+from protocol.common.environment import EnvironmentFault, network_variables
 
 BYTES = "/tmp/caf\udce9"
 
@@ -65,7 +65,7 @@ def test_a_command_names_what_breaks_it_in_one_line(
     (tmp_path / "worker" / "__init__.py").touch()
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "protocol.py").touch()
-    here = str(Path(__file__).parents[2])
+    here = str(Path(__file__).parents[3])
     given = {
         key: text.replace("{tmp}", str(tmp_path)).replace("{here}", here) for key, text in variables.items()
     }

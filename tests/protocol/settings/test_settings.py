@@ -13,10 +13,10 @@ import msgspec
 import pytest
 from msgspec import Meta, Struct
 
-from protocol import settings
-from protocol.gateway_settings import GatewaySettings
-from protocol.settings import EXIT_CONFIGURATION, SettingsError, Size
-from protocol.worker_settings import WorkerSettings
+from protocol.settings import reader as settings
+from protocol.settings.gateway import GatewaySettings
+from protocol.settings.reader import EXIT_CONFIGURATION, SettingsError, Size
+from protocol.settings.worker import WorkerSettings
 from tests.scripted_worker.config import FakeSettings
 
 REMOVED = "it was removed: --kv-bits takes less memory for each token of a request"

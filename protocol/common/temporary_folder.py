@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from types import TracebackType
 
-from protocol.secure_files import is_private, lock_file
+from protocol.common.secure_files import is_private, lock_file
 
 _PREFIX = "roundhouse-"
 _LOCK = ".roundhouse-lock"

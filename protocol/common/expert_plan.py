@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from protocol.error_text import in_bytes
+from protocol.common.error_text import in_bytes
 
 _EXPERTS = re.compile(
     r"(.+)\.((?:gate_proj|up_proj|down_proj|fc1|fc2)\.(?:weight|scales|biases|bias|global_scale))"
