@@ -11,9 +11,18 @@ from typing import Any
 import pytest
 
 from protocol.types import StructuredOutput
+from tests.system import eventually
 from tests.worker.grammars.sampling import small, wide
 from worker.grammars import compiler as compilers
-from worker.grammars.compiler import KEPT_MAX, RUNNING_MAX, Compiler, GrammarError
+from worker.grammars.compiler import (
+    ABANDONED_MAX,
+    KEPT_MAX,
+    RUNNING_MAX,
+    Compiler,
+    CompilerBusyError,
+    GrammarError,
+    GrammarTimeoutError,
+)
 from worker.grammars.response_formats import ResponseFormatError, grammar_of
 
 INTEGER = {"type": "integer"}
@@ -74,22 +83,34 @@ def stuck(monkeypatch: pytest.MonkeyPatch) -> Any:
     gate.set()
 
 
-def test_compilation_times_out_and_threads_are_limited(stuck: threading.Event) -> None:
+def threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "compile"}
+
+
+def test_what_takes_too_long_leaves_room_for_others_and_threads_are_limited(stuck: threading.Event) -> None:
     compiler = Compiler(small().lexicon)
-
-    def threads() -> set[threading.Thread]:
-        return {thread for thread in threading.enumerate() if thread.name == "compile"}
-
     before = threads()  # of earlier tests: they may end at any time
-    for number in range(RUNNING_MAX):
-        with pytest.raises(GrammarError, match="longer than"):
+    for number in range(RUNNING_MAX + ABANDONED_MAX):
+        with pytest.raises(GrammarTimeoutError, match="longer than"):
             compiler.compile(f"{SOME}// {number}", 0.01)
-    with pytest.raises(GrammarError, match="other grammars"):
+    with pytest.raises(CompilerBusyError):
         compiler.compile(SOME, 0.01)
-    assert len(threads() - before) == RUNNING_MAX
+    assert len(threads() - before) == RUNNING_MAX + ABANDONED_MAX
     stuck.set()
     with pytest.raises(GrammarError, match="let go"):
         compiler.compile(SOME, 60)
+
+
+def test_who_has_waited_for_others_is_not_refused_for_taking_too_long(stuck: threading.Event) -> None:
+    compiler = Compiler(small().lexicon)
+    with ThreadPoolExecutor(RUNNING_MAX) as pool:
+        firsts = [pool.submit(compiler.compile, f"{SOME}// {number}", 0.5) for number in range(RUNNING_MAX)]
+        eventually(lambda: len(compiler._kept) == RUNNING_MAX, within_s=5)
+        with pytest.raises(CompilerBusyError):  # it begins when those are abandoned
+            compiler.compile(SOME, 0.8)
+        for first in firsts:
+            with pytest.raises(GrammarTimeoutError):
+                first.result()
 
 
 def test_whatever_goes_wrong_is_the_requests_failure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from worker.grammars.compiler import (
     COMPILE_S_MAX,
     CompileBudget,
     Compiler,
+    CompilerBusyError,
     GrammarError,
     GrammarTimeoutError,
 )
@@ -136,6 +137,9 @@ class GrammarSelector:
             name = "tools" if form is None else form.param or "response_format"
             message = f"The schemas in '{name}' take longer than {COMPILE_S_MAX:g} s to compile."
             raise _refused(message, name) from None
+        except CompilerBusyError:
+            message = "Other grammars are being compiled."
+            raise RequestError(Code.TEXT_GENERATION_BUSY, message, retry_after_s=COMPILE_S_MAX) from None
 
     def _of_form(
         self,

@@ -22,7 +22,13 @@ from tests.worker.models.prompts.test_format import with_template
 from tests.worker.models.prompts.test_markup import HARMONY
 from worker.contract.engine import EngineRequest, SamplingParams
 from worker.grammars import compiler
-from worker.grammars.compiler import COMPILE_S_MAX, Compiler, GrammarError, GrammarTimeoutError
+from worker.grammars.compiler import (
+    COMPILE_S_MAX,
+    Compiler,
+    CompilerBusyError,
+    GrammarError,
+    GrammarTimeoutError,
+)
 from worker.models.prompts.grammar_choice import GrammarCache, GrammarSelector
 from worker.models.prompts.prompt import PromptRules, TextPreparer, open_tokenizer
 from worker.output.channels import CONTENT, REASONING
@@ -255,6 +261,24 @@ def test_required_tool_loses_only_the_keywords_that_cannot_be_enforced() -> None
             assert firsts <= {*begun[name]}, (name, firsts)
             if "code" in tools[name]:  # its own pattern is held to
                 assert not {"b", "1"} & (allowed(found, call + '"1", "code": "') or {"b"})
+
+
+@pytest.mark.parametrize("form", [None, StructuredOutput(kind="json_schema", text="{}", param="guided_json")])
+def test_a_busy_compiler_refuses_for_now_and_loosens_nothing(
+    form: StructuredOutput | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(self: Compiler, grammar: str, wait_s_max: float) -> None:
+        raise CompilerBusyError
+
+    monkeypatch.setattr(Compiler, "compile", busy)
+    tools = [{"type": "function", "function": {"name": "t", "parameters": {"type": "object"}}}]
+    conversation = Conversation(messages=[{"role": "user", "content": "x"}], tools=tools)
+    calling = ToolCallConstraint(required=True) if form is None else None
+    selector = GrammarSelector(tokenizer(), None, RULES.vocabulary, GrammarCache())
+    with pytest.raises(RequestError) as caught:
+        selector.grammar_of(request(messages=[], calling=calling, form=form), conversation, CONTENT, "")
+    assert caught.value.code == Code.TEXT_GENERATION_BUSY
+    assert caught.value.retry_after_s == COMPILE_S_MAX
 
 
 def test_schemas_of_one_request_share_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
