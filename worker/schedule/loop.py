@@ -26,6 +26,7 @@ from protocol.errors import Code, RequestError
 from protocol.types import AdapterInfo, Delta, PrefixReuse, Resources
 from worker.contract.device_errors import raise_if_device_failed
 from worker.contract.engine import EngineRequest, Logprob, Model, SampledToken, StepOutput
+from worker.contract.guides import GuideError
 from worker.schedule import prompt_logprobs
 from worker.schedule.adapter_changes import AdapterChanges
 from worker.schedule.batching_window import BatchingWindow
@@ -282,7 +283,10 @@ class Loop:
 
     def _hand_out(self, step: StepOutput) -> None:
         for id, failure in step.failed.items():
-            log.error("%s: grammar failed", id, exc_info=failure, extra=about(id))
+            level = (
+                logging.INFO if isinstance(failure, GuideError) else logging.ERROR
+            )  # the client's, or ours
+            log.log(level, "%s: grammar failed", id, exc_info=failure, extra=about(id))
             self._fail_row(id, engine_error(failure))
         if step.tokens:
             self._failures.clear()
