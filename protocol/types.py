@@ -340,7 +340,8 @@ class KVCacheQuantization(Struct, frozen=True, kw_only=True, omit_defaults=True)
 class Capabilities(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Capabilities of a worker's model: generation and its features, embeddings, reranking. `layout`: what
     its chat template wants of messages, besides the usual. `unread`: what of its output is not recognized,
-    and would be text: `tool_calls`, `reasoning`. `template_problem`: why it renders no conversation."""
+    and would be text: `tool_calls`, `reasoning`. `template_problem`: why it renders no conversation.
+    `image_problem`: why a vision model takes no images."""
 
     images: bool = False
     videos: bool = False
@@ -353,6 +354,7 @@ class Capabilities(Struct, frozen=True, kw_only=True, omit_defaults=True):
     layout: list[str] = []
     unread: list[str] = []
     template_problem: str = ""
+    image_problem: str = ""
 
 
 class PassCheck(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -69,6 +69,8 @@ def output(found: Capabilities) -> list[tuple[str, str, str]]:
         return [("wrong", "template", found.template_problem)]
     wants = ", ".join(found.layout)
     table = [("ok", "template", f"wants {wants}" if wants else "wants nothing unusual")]
+    if found.image_problem:
+        table.append(("note", "images", f"not served: {found.image_problem}"))
     if not found.unread:
         return [
             *table,

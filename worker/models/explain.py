@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+
 from protocol.common.error_text import in_bytes
 from protocol.tasks import Task
 from worker.contract.engine import ModelError, ModelInfo
 from worker.models.config import ModelConfig, reads
 
+_TRANSIENT = {
+    *(errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.EIO, errno.EMFILE, errno.ENFILE),
+    *(errno.ENOMEM, errno.ENOSPC, errno.ESTALE, errno.ETIMEDOUT),
+}
 LINES_MAX = 5
 """Lines of an error that are shown; the first says how many names follow."""
 
@@ -35,6 +41,11 @@ def _first_lines(text: str) -> str:
     """Return the first lines as one; upstream lists names, one a line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return " ".join(lines[:LINES_MAX]) + (" …" if len(lines) > LINES_MAX else "")
+
+
+def is_transient(error: BaseException) -> bool:
+    """Return whether an error is one of the machine at this time: of its memory, disk or number of files."""
+    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _TRANSIENT)
 
 
 def explain_blindness(error: BaseException) -> str:

@@ -35,7 +35,7 @@ from worker.contract.kv_quantization import KVQuantization
 from worker.models.config import ModelConfig, read_config, reads, require_known
 from worker.models.device import MemoryFit, prepare_device
 from worker.models.drafting.draft_model import DraftModel, find_draft, load_draft
-from worker.models.explain import describe, explain, explain_blindness
+from worker.models.explain import describe, explain, explain_blindness, is_transient
 from worker.models.fingerprint import fingerprint, lossy
 from worker.models.probes.verify_cost import position_cost
 from worker.models.remote_code import forbid_remote_code
@@ -195,8 +195,10 @@ class ModelLoader:
         except ModelError as error:
             return None, str(error).removeprefix(f"{self.name}: ")
         # One of upstream's families exits the process if a package is not installed.
-        except (Exception, SystemExit) as error:  # boundary of the load: any error is the model's fault
+        except (Exception, SystemExit) as error:  # boundary of the load: else it is the model's fault
             raise_if_device_failed(error)
+            if is_transient(error):
+                raise
             log.debug("%s: load failed", self.name, exc_info=True)
             return None, explain(error, config)
 
@@ -208,16 +210,19 @@ class ModelLoader:
             self._require_plain_text(config)
         tokenizers = Tokenizers(folder, config, TOKENIZERS + bool(self._draft), self._parsers)
         drafter = self._drafter(folder, tokenizers)
-        if config.kind == "vision" and not self._text_only:
-            model, reason = self._seeing(folder, config, tokenizers, drafter, progress)
-            if model is not None:
-                return model
-            # Outside the handler, as in `load`: memory holds only one set of weights.
-            from worker.models import memory
+        if config.kind != "vision" or self._text_only:
+            return self._reading(folder, config, tokenizers, drafter, progress)
+        model, reason = self._seeing(folder, config, tokenizers, drafter, progress)
+        if model is not None:
+            return model
+        # Outside the handler, as in `load`: memory holds only one set of weights.
+        from worker.models import memory
 
-            memory.release()
-            log.warning("%s: its images are not served, only text: %s", self.name, reason)
-        return self._reading(folder, config, tokenizers, drafter, progress)
+        memory.release()
+        log.warning("%s: its images are not served, only text: %s", self.name, reason)
+        model = self._reading(folder, config, tokenizers, drafter, progress)
+        able = msgspec.structs.replace(model.info.capabilities, image_problem=reason)
+        return replace(model, info=replace(model.info, capabilities=able))
 
     def _require_plain_text(self, config: ModelConfig) -> None:
         """Raise `ModelError` for a model of mlx-vlm's, which quantizes other layers elsewhere, and if passes
@@ -294,7 +299,8 @@ class ModelLoader:
         drafter: DraftProposer | None,
         progress: Progress,
     ) -> tuple[Model | None, str]:
-        """Return the model with image input, or the reason why its images cannot be served."""
+        """Return the model with image input, or the reason why its images cannot be served. Raises what says
+        nothing about the model: a next attempt may succeed."""
         from worker.models.media.vision import require_files, require_tower
         from worker.models.vlm_text import load_network
 
@@ -312,6 +318,8 @@ class ModelLoader:
             ), ""
         except (Exception, SystemExit) as error:  # boundary of the load, as in `_try_load`
             raise_if_device_failed(error)
+            if is_transient(error):
+                raise
             log.debug("%s: loading with images failed", self.name, exc_info=True)
             return None, explain_blindness(error)
 

@@ -141,6 +141,8 @@ def _model_object(gateway: GatewayState, name: str) -> dict[str, object]:
         model["tasks"] = tasks(known.last.capabilities)
         if unread := known.last.capabilities.unread:
             model["unread"] = unread
+        if image_problem := known.last.capabilities.image_problem:
+            model["image_problem"] = image_problem
         if (kv := known.last.kv_quantization) is not None:
             model["kv_cache"] = {"bits": kv.bits, "group_size": kv.group_size}
     model["state"] = catalogue.state(name)

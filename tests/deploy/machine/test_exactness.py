@@ -80,4 +80,7 @@ def test_command_prints_the_table_and_its_status_tells_wrong_results(monkeypatch
     assert exactness.output(Capabilities(template_problem="It fails.")) == [
         ("wrong", "template", "It fails.")
     ]
+    assert exactness.output(Capabilities(image_problem="no tower"))[1] == (
+        "note", "images", "not served: no tower",
+    )  # fmt: skip
     assert done.exit_code == 1

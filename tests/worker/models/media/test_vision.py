@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -51,7 +52,19 @@ def test_a_conversion_without_eyes_serves_its_text(tmp_path: Path, caplog: pytes
     mx.save_safetensors(str(file), kept, metadata={"format": "mlx"})
     model = ModelLoader(str(folder)).load(nothing)
     assert not model.info.capabilities.images
+    assert model.info.capabilities.image_problem.startswith("its weights have no vision tower")
     assert any("only text: its weights have no vision tower" in line for line in caplog.messages)
+
+
+def test_a_machine_short_of_files_ends_the_load_instead_of_serving_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def failing(folder: Path) -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(vision, "require_files", failing)
+    with pytest.raises(OSError, match="too many open files"):
+        ModelLoader(str(model_folder("qwen3_5-eyes"))).load(nothing)
 
 
 def test_inexact_eyes_are_not_used(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
