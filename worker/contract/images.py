@@ -49,6 +49,11 @@ class ImageInput:
     nbytes: int = 0
 
     @property
+    def input_bytes(self) -> int:
+        """Size of the encoder's inputs."""
+        return sum(memoryview(each.data).nbytes for each in self.inputs.values())
+
+    @property
     def end(self) -> int:
         """The position after its last token."""
         return self.first + len(self.tokens)

@@ -3,6 +3,7 @@
 A row reserves memory for its length rounded up to a block, so that it can grow before it reserves again.
 Invariants: `reserved` is the sum of all rows' `bytes`, and a single row never exceeds `bytes_max`. Real usage
 may be higher, for instance because batched rows are padded: the ratio is learned, and decays as rows leave.
+What is decoded of images stays until the answer ends, as a preempted row needs it again; it counts as well.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ import bisect
 import sys
 from collections.abc import Callable
 
+from protocol.errors import Code, RequestError
 from worker.schedule.rows import Row
 
 BLOCK_TOKENS = 64
+BUSY_S = 5.0
+"""Retry-After of a request whose images find no room."""
 _MEMORY = 0.9
 
 
@@ -27,6 +31,8 @@ class Reservations:
         self._aside = aside_bytes
         self.bytes_max = max(0, self._whole - aside_bytes)
         self.reserved = 0
+        self.pixel_bytes = 0
+        """Bytes of the decoded images of all rows, those that wait included."""
         self._row_bytes = row_bytes
         self._is_limited = bytes_max is not None
         self._excess = 1.0
@@ -39,11 +45,22 @@ class Reservations:
 
     def free(self, cache_bytes: int) -> float:
         """Return the bytes that rows may still reserve while all caches really take `cache_bytes`."""
-        return self.bytes_max / self._excess - max(self.reserved, cache_bytes / self._excess)
+        limit = max(0, self.bytes_max - self.pixel_bytes)
+        return limit / self._excess - max(self.reserved, cache_bytes / self._excess)
 
     def spare(self, cache_bytes: int) -> int | None:
         """Return the bytes that are neither reserved nor in use; None without a limit."""
-        return max(0, self.bytes_max - max(self.reserved, cache_bytes)) if self._is_limited else None
+        used = self.pixel_bytes + max(self.reserved, cache_bytes)
+        return max(0, self.bytes_max - used) if self._is_limited else None
+
+    def hold_pixels(self, row: Row) -> None:
+        """Count the decoded images of a row that comes. Raises `RequestError` if those of others leave no
+        room for it now."""
+        needed = self.pixel_bytes + row.pixel_bytes + self.needs(row.length)
+        if self.pixel_bytes and row.pixel_bytes and needed > self.bytes_max:
+            message = "The memory for images of other requests is full."
+            raise RequestError(Code.TEXT_GENERATION_BUSY, message, retry_after_s=BUSY_S)
+        self.pixel_bytes += row.pixel_bytes
 
     def set_aside(self, nbytes: int) -> None:
         """Leave this many bytes to others than caches from now on, or more if that was agreed."""

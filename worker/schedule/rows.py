@@ -86,6 +86,11 @@ class Row:
         return self.request.priority >= BATCH_PRIORITY
 
     @property
+    def pixel_bytes(self) -> int:
+        """Bytes of its images as they were decoded."""
+        return sum(image.input_bytes for image in self.images)
+
+    @property
     def has_decoded(self) -> bool:
         """Whether decode steps have added tokens since it started."""
         return self.length > len(self.tokens) + self.sampled_early

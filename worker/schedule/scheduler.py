@@ -125,6 +125,7 @@ class Scheduler:
             tokens_max = self.reservations.tokens_max(row.length)
             raise too_long(tokens_max, row.length, request.source, by_memory=True)
         self._encoder_cache.check(request)
+        self.reservations.hold_pixels(row)
         number = next(self._arrivals)
         row.queue_key, row.prompt_group = (request.priority, number), self._prompt_group(row, number)
         row.burst = self._bursts.arrived(now, idle=not self._rows)
@@ -142,6 +143,7 @@ class Scheduler:
             del self._in[row.phase][id]
             self._deadlines.pop(id, None)
             self.reservations.release(row)
+            self.reservations.pixel_bytes -= row.pixel_bytes
             self.reservations.forget()
             if self._sharing:
                 self._sharing.end(row)
