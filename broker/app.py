@@ -38,7 +38,7 @@ from broker.middleware import exception_handlers as errors
 from broker.middleware.auth import AuthMiddleware
 from broker.middleware.body_budget import BodyBudgetMiddleware
 from broker.middleware.content_encoding import ContentEncodingMiddleware
-from broker.middleware.ids import RequestIdMiddleware
+from broker.middleware.context import RequestContextMiddleware
 from broker.middleware.limits import BodyBudget
 from broker.middleware.origins import LocalCORSMiddleware, OriginMiddleware, OriginPolicy, names_of
 from broker.middleware.ratelimit_headers import LIMITS, REMAINING, RateLimitMiddleware
@@ -118,7 +118,7 @@ def create_app(
     # Not added as Starlette middlewares: the response to an unhandled exception bypasses those.
     routes = _routes(gateway, link, foreman, caffeine)
     budget = BodyBudget(gateway.settings.body_budget_bytes)
-    app: ASGIApp = BodyBudgetMiddleware(routes, budget, gateway.media, no_room, frozenset((files.PATH,)))
+    app: ASGIApp = BodyBudgetMiddleware(routes, budget, no_room, frozenset((files.PATH,)))
     routes.state.lines_app = app
     body_bytes_max = max(gateway.settings.body_bytes_max, files.FILE_BYTES_MAX)
     app = ContentEncodingMiddleware(app, budget, no_room, body_bytes_max)
@@ -135,7 +135,7 @@ def create_app(
             allow_private_network=True,
         )
     app = OriginMiddleware(app, _origin_policy(gateway))
-    return RequestIdMiddleware(TimingMiddleware(app, gateway.http_counters))
+    return RequestContextMiddleware(TimingMiddleware(app, gateway.http_counters), gateway.media)
 
 
 def _origin_policy(gateway: GatewayState) -> OriginPolicy:

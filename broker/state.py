@@ -25,10 +25,10 @@ from broker.dispatch.traffic import HttpCounters
 from broker.journal.file import Name, Quota, StoredEntry
 from broker.journal.journal import Journal
 from broker.middleware.auth import ApiKeys
+from broker.middleware.context import RequestContext
 from broker.middleware.limits import KeyConcurrency
 from broker.middleware.media_memory import MediaMemory
 from broker.server.offload import BodyOffload
-from protocol.common.api_keys import ApiKey
 from protocol.errors import Code, RequestError
 from protocol.settings.gateway import MEDIA_MEMORY, GatewaySettings
 
@@ -93,6 +93,10 @@ class GatewayState:
         background = BackgroundQueue(partial(has_free_row, self.dispatcher), time.monotonic)
         object.__setattr__(self, "background", background)
 
+    def prefix_namespace(self, context: RequestContext) -> str:
+        """Return the namespace of a request's prefixes: its owner's, or empty if all share theirs."""
+        return "" if self.settings.prefix_sharing == "all" else context.owner
+
 
 def journal_at(path: Path | None, settings: GatewaySettings) -> Journal:
     """Return the journal in a file; None: in memory, for stored responses alone."""
@@ -124,17 +128,3 @@ def watching(gateway: GatewayState) -> Iterator[None]:
         gateway.watchers.discard(watcher)
 
 
-def owner_of(request: Request) -> str:
-    """Return the owner of all that is stored for a request: the name of its key, hashed, or else the key.
-
-    Keys of one name are one owner, and all requests without a key.
-    """
-    key: ApiKey | None = getattr(request.state, "key", None)
-    return "" if key is None else key.prefix_namespace
-
-
-def prefix_namespace_of(request: Request) -> str:
-    """Return the namespace of the prefixes that this request uses; empty if all requests share theirs."""
-    key: ApiKey | None = getattr(request.state, "key", None)
-    is_shared = gateway_of(request).settings.prefix_sharing == "all"
-    return "" if key is None or is_shared else key.prefix_namespace

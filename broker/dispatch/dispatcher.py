@@ -19,7 +19,7 @@ from broker.dispatch.catalogue import Catalogue, Tell
 from broker.dispatch.checkpoint import Checkpoint, checkpoint_of, flight_of
 from broker.dispatch.failover import Failover, Send, listed
 from broker.dispatch.figures import ModelFigures
-from broker.dispatch.fleet import Fleet, HealthState, UnloadedModel, Worker
+from broker.dispatch.fleet import Fleet, HealthState, Target, UnloadedModel, Worker
 from broker.dispatch.flight import LONG_S, Flight, Flights
 from broker.dispatch.history import MetricsHistory
 from broker.dispatch.prompt_bound import check_prompt
@@ -149,16 +149,18 @@ class Dispatcher:
 
     # --- requests ---
 
-    def find_with_adapter(self, asked: str | None, adapter: str | None) -> tuple[Worker | UnloadedModel, str]:
-        """Return what `find` returns for a request that may name an adapter, MODEL:NAME or by itself, and the
-        adapter's name; empty: none. Raises `RequestError`."""
+    def choose(self, asked: str | None, adapter: str | None = None) -> Target:
+        """Return the target of a request that generates and may name an adapter, as MODEL:NAME or by itself.
+
+        Raises `RequestError`.
+        """
         model, named = self.adapters.split(asked, self.catalogue.resolve) if asked else (None, "")
         if adapter and named and adapter != named:
             message = f"'adapter' is {adapter[:100]!r}, but 'model' names another one."
             raise RequestError(Code.INVALID_REQUEST, message, param="adapter")
-        found, name = self.find(model), adapter or named
-        self.adapters.require(found.model, name)
-        return found, name
+        target = Target(self.find(model), adapter or named)
+        self.adapters.require(target.model, target.adapter)
+        return target
 
     def find(self, model: str | None, task: Task = "generate") -> Worker | UnloadedModel:
         """Return the worker for a request, or the unloaded model that it may wait for. Raises `RequestError`.

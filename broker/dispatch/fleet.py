@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from broker.dispatch.cost_model import ThroughputEstimate
+from protocol.adapters import SEPARATOR
 from protocol.common.error_text import closest_match
 from protocol.errors import Code, RequestError
 from protocol.messages import PROTOCOL_VERSION, Heartbeat, Hello, Loading, Ready
@@ -152,6 +154,27 @@ class UnloadedModel:
     @property
     def capabilities(self) -> Capabilities:
         return self.ready.capabilities
+
+
+class Target(NamedTuple):
+    """Target of a request: a worker, or the unloaded model that it waits for, and an adapter there."""
+
+    worker: Worker | UnloadedModel
+    adapter: str = ""
+    """Empty for none."""
+
+    @property
+    def model(self) -> str:
+        return self.worker.model
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.worker.capabilities
+
+    @property
+    def name(self) -> str:
+        """The name of what answers: the model, or MODEL:ADAPTER."""
+        return f"{self.model}{SEPARATOR}{self.adapter}" if self.adapter else self.model
 
 
 @dataclass(slots=True)

@@ -16,10 +16,12 @@ import hmac
 import logging
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from broker.middleware.context import CONTEXT, context_of
 from broker.middleware.errors import error_response, log_refusal
 from broker.middleware.probes import PROBES
 from protocol.common.api_keys import ApiKey, KeysError, parse
@@ -117,8 +119,8 @@ def offered(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
 class AuthMiddleware:
     """ASGI middleware that rejects requests without a valid API key, if keys are required.
 
-    It accepts `Authorization: Bearer KEY` and `x-api-key: KEY`, and stores the key in the request's state as
-    `key`.
+    It accepts `Authorization: Bearer KEY` and `x-api-key: KEY`. The key becomes part of the request's
+    context.
     """
 
     def __init__(self, app: ASGIApp, api_keys_store: ApiKeys, keyless: frozenset[str] = frozenset()) -> None:
@@ -130,7 +132,7 @@ class AuthMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and self._api_keys.required and scope["path"] not in self._open:
             try:
-                scope.setdefault("state", {})["key"] = self._admit(scope)
+                scope[CONTEXT] = replace(context_of(scope), key=self._admit(scope))
             except RequestError as error:
                 log_refusal(log, scope, error)
                 response = error_response(error, scope)

@@ -7,22 +7,19 @@ from collections.abc import Callable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from broker.middleware.limits import BodyBudget
-from broker.middleware.media_memory import MediaMemory
 from protocol.errors import RequestError
 
 
 class BodyBudgetMiddleware:
     """ASGI middleware that takes a request's body out of a budget until its response has been sent.
 
-    Until then the body is in memory, as bytes, parsed, or passed on. The request's media are freed at the
-    same time; their lease is `media` in its state.
+    Until then the body is in memory, as bytes, parsed, or passed on.
     """
 
     def __init__(
         self,
         app: ASGIApp,
         budget: BodyBudget,
-        media: MediaMemory,
         refusal: Callable[[], RequestError],
         streamed: frozenset[str] = frozenset(),
     ) -> None:
@@ -30,13 +27,11 @@ class BodyBudgetMiddleware:
         bodies are not in memory, but written to a disk as they arrive."""
         self._app = app
         self._budget = budget
-        self._media = media
         self._refusal = refusal
         self._streamed = streamed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        held, media = 0, self._media.open()
-        scope.setdefault("state", {})["media"] = media
+        held = 0
 
         async def receive_counted() -> Message:
             nonlocal held
@@ -52,4 +47,3 @@ class BodyBudgetMiddleware:
             await self._app(scope, receive if is_streamed else receive_counted, send)
         finally:
             self._budget.free(held)
-            media.free()

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 from starlette.responses import Response
-from starlette.types import Scope
+from starlette.types import Message, Receive, Scope, Send
 
 from broker.dialects import anthropic, openai
-from broker.middleware.ids import request_id
+from broker.middleware.context import request_id
 from broker.middleware.json_response import JsonResponse
 from broker.middleware.timing import ERROR_CODE
 from protocol.common.log_context import about
@@ -31,11 +31,23 @@ _RETRIED = frozenset({409, *range(500, 600)})
 """Statuses that SDKs retry, unless a header says that it is in vain."""
 
 
+class _ErrorResponse(JsonResponse):
+    """Response to an error, which tells `TimingMiddleware` the error's code."""
+
+    def __init__(self, error: RequestError, document: dict[str, Any], headers: dict[str, str]) -> None:
+        super().__init__(document, error.kind.status, headers)
+        self._code = error.code
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_code(message: Message) -> None:
+            await send({**message, ERROR_CODE: self._code.value})
+
+        await super().__call__(scope, receive, send_with_code)
+
+
 def error_response(error: RequestError, scope: Scope | None = None) -> Response:
     """Build the response for an error. `scope`: that of the request, if known."""
     path, id = (scope["path"], request_id(scope)) if scope else ("", "")
-    if scope:
-        scope.setdefault("state", {})[ERROR_CODE] = error.code.value
     headers = {}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, round(error.retry_after_s)))
@@ -44,7 +56,7 @@ def error_response(error: RequestError, scope: Scope | None = None) -> Response:
     if error.code is Code.REQUEST_TOO_LARGE:
         headers["connection"] = "close"
     envelope = next(envelope for beginning, envelope in ENVELOPES if path.startswith(beginning))
-    return JsonResponse(envelope(error, id), error.kind.status, headers)
+    return _ErrorResponse(error, envelope(error, id), headers)
 
 
 def log_refusal(log: logging.Logger, scope: Scope, error: RequestError) -> None:

@@ -10,8 +10,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match
 
+from broker.middleware.context import context_of
 from broker.middleware.errors import error_response
-from broker.middleware.ids import request_id
 from protocol.common.log_context import about
 from protocol.errors import Code, RequestError
 
@@ -26,7 +26,7 @@ Handler = Callable[[Request, Exception], Awaitable[Response]]
 async def _on_request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
     if error.kind.status >= 500 and request.method == "POST":
-        told = about(request_id=request_id(request.scope), code=error.code)
+        told = about(request_id=context_of(request).id, code=error.code)
         log.warning("%s %s refused: %s", request.method, request.url.path, error, extra=told)
     return error_response(error, request.scope)
 
@@ -72,7 +72,7 @@ async def _on_client_disconnect(request: Request, error: Exception) -> Response:
 
 
 async def _on_exception(request: Request, error: Exception) -> Response:
-    told = about(request_id=request_id(request.scope))
+    told = about(request_id=context_of(request).id)
     log.error("%s %s failed", request.method, request.url.path, exc_info=error, extra=told)
     return error_response(RequestError(Code.INTERNAL_ERROR), request.scope)
 

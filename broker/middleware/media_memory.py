@@ -6,6 +6,8 @@ flights: all its choices share them, and so do concurrent requests with the same
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from broker.dialects.media_types import Frame
@@ -29,9 +31,14 @@ class MediaMemory:
         """Return the number of distinct frames."""
         return len(self._shared)
 
-    def open(self) -> MediaLease:
-        """Return an empty lease for a new request."""
-        return MediaLease(self)
+    @contextmanager
+    def lease(self) -> Iterator[MediaLease]:
+        """Lease media for a request, and free them on exit."""
+        lease = MediaLease(self)
+        try:
+            yield lease
+        finally:
+            lease.free()
 
     def allocate(self, count: int) -> bool:
         """Allocate `count` bytes; returns False, without allocating, if they exceed the budget."""

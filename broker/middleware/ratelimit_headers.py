@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from broker.middleware.context import context_of
 from broker.middleware.limits import KeyConcurrency
 from protocol.common.api_keys import ApiKey
 
@@ -26,7 +27,7 @@ class RateLimitMiddleware:
         self._key_concurrency = key_concurrency
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        key: ApiKey | None = scope.get("state", {}).get("key")
+        key = context_of(scope).key if scope["type"] == "http" else None
         if key is None or self._key_concurrency.limit(key) is None:
             await self._app(scope, receive, send)
             return

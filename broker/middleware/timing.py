@@ -7,12 +7,12 @@ import time
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from broker.dispatch.traffic import HttpCounters
-from broker.middleware.ids import request_id
+from broker.middleware.context import context_of
 from broker.middleware.probes import PROBES, STATUS_STREAM
 
 HEADER = b"openai-processing-ms"
-ERROR_CODE = "error_code"
-"""Key in the request's state for the error code of its response."""
+ERROR_CODE = "roundhouse.error_code"
+"""Key of the error's code in the message that starts an error response."""
 
 
 class TimingMiddleware:
@@ -33,17 +33,16 @@ class TimingMiddleware:
                 now = time.monotonic()
                 took_ms = round((now - asked_at) * 1000)
                 message["headers"] = [*message["headers"], (HEADER, b"%d" % took_ms)]
-                self._count(scope, message["status"], now)
+                self._count(scope, message["status"], message.get(ERROR_CODE), now)
             await send(message)
 
         await self._app(scope, receive, send_with_time)
 
-    def _count(self, scope: Scope, status: int, now: float) -> None:
+    def _count(self, scope: Scope, status: int, code: str | None, now: float) -> None:
         self._http_counters.answered(status)
-        code = scope.get("state", {}).get(ERROR_CODE)
         if code is None or scope["path"] in PROBES:
             return
         self._http_counters.failed(code)
-        id, method, path = request_id(scope), scope["method"], scope["path"]
+        id, method, path = context_of(scope).id, scope["method"], scope["path"]
         if (path, status) != (STATUS_STREAM, 401):
             self._http_counters.refused(now, id=id, method=method, path=path, status=status, code=code)

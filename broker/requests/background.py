@@ -16,12 +16,13 @@ from broker.api.responses.store import StoredItems
 from broker.dialects.body import encode, refuse
 from broker.dialects.parameters import PRIORITY_RANGE
 from broker.dialects.renderers import Renderer
-from broker.dispatch.fleet import UnloadedModel, Worker
+from broker.dispatch.fleet import Target
+from broker.middleware.context import context_of
 from broker.requests import durable
 from broker.requests.durable import Described, open_flights
-from broker.requests.generation import configured, end_logger, submission
+from broker.requests.generation import captured, configured, end_logger, submission
 from broker.requests.reattach import AnswerResponse
-from broker.state import GatewayState, gateway_of, owner_of
+from broker.state import GatewayState, gateway_of
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
 
@@ -31,7 +32,7 @@ Name = tuple[str, str]
 
 def begin(
     asked: Request,
-    found: Worker | UnloadedModel,
+    target: Target,
     message: Generate,
     frames: list[bytes],
     rendering: ResponseRendering,
@@ -40,25 +41,25 @@ def begin(
     body_bytes: int,
 ) -> ASGIApp:
     """Queue a response and return it, or its events if it is streamed. Raises `RequestError`."""
-    gateway, name = gateway_of(asked), (owner_of(asked), rendering.id)
+    gateway, context = gateway_of(asked), context_of(asked)
     gateway.background.check_room()
     low = min(message.priority + PRIORITY, PRIORITY_RANGE[1])
-    requests = configured(asked, found, [replace(message, priority=low)])
+    requests = configured(gateway, context, target, [replace(message, priority=low)])
     claimed: DurableAnswer | None = getattr(asked.state, "answer", None)
-    answer = gateway.answers.new(name[0]) if claimed is None else claimed
+    answer = gateway.answers.new(context.owner) if claimed is None else claimed
     answer.is_durable, answer.own_bytes = True, body_bytes + sum(map(len, frames))
     asked.state.answer = answer
     renderer = introduce(gateway, answer, rendering, builder, described.before)
-    recorder = durable.record(gateway, answer, described, requests, frames, found.model)
+    recorder = durable.record(gateway, answer, described, requests, frames, target.model)
     answer.begin(renderer)
 
     def start() -> None:
-        flights = submission(asked, found, requests, frames)
-        open_flights(answer, renderer, flights, end_logger(asked), after=gateway.background.pump)
+        flights = captured(asked, submission(gateway, context, target, requests, frames))
+        open_flights(answer, renderer, flights, end_logger(context), after=gateway.background.pump)
         if recorder is not None:
             recorder.opened()
 
-    gateway.background.add(answer, found.model, start)
+    gateway.background.add(answer, target.model, start)
     return AnswerResponse(answer, gateway.settings.keepalive_s)
 
 

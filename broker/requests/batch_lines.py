@@ -1,12 +1,10 @@
 """Lines of batches as requests: through the same routes as requests of clients, without a connection.
 
-They are marked in their state. Marked requests have the lowest priority, do not count for the limits of
-interactive ones, and are not stored as responses: the batch has their results.
+`RequestContext.is_batch_line` marks them.
 """
 
 from __future__ import annotations
 
-from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from broker.api.batches.lines import Line, LineAnswer
@@ -15,19 +13,13 @@ from broker.api.batches.runner import Send
 from broker.dialects import anthropic, openai
 from broker.dialects.body import encode
 from broker.dispatch.dispatcher import Dispatcher
+from broker.middleware.context import RequestContext, new_request_id
 from broker.requests import internal_request
 from broker.state import GatewayState
 from protocol.errors import Code, RequestError
 
-CLIENT = "batches"
-"""Name under which the lines of all batches take their turns in a worker's preparation queue."""
 SPARE_SHARE = 0.5
 """Lines in flight beyond the rows of the workers, so that the next ones are prepared when a row is free."""
-
-
-def is_batch_line(request: Request) -> bool:
-    """Return whether a request is a line of a batch."""
-    return bool(getattr(request.state, "batch", False))
 
 
 def places(dispatcher: Dispatcher) -> int:
@@ -42,14 +34,15 @@ def sender(gateway: GatewayState, app: ASGIApp) -> Send:
     """Return the function that sends lines to `app`, with an API key of the batch's owner."""
 
     async def send(batch: BatchRecord, line: Line) -> LineAnswer:
-        state: dict[str, object] = {"batch": True}
+        key = None
         if batch.owner or gateway.api_keys_store.required:
             key = gateway.api_keys_store.of_namespace(batch.owner)
             if key is None:
                 return _refused(batch)
-            state["key"] = key
-        answer = await internal_request.post(app, batch.endpoint, line.body, state)
-        return LineAnswer(answer.status, answer.request_id, answer.body)
+        with gateway.media.lease() as media:
+            context = RequestContext(new_request_id(), media, key=key, is_batch_line=True)
+            status, body = await internal_request.post(app, batch.endpoint, line.body, context)
+        return LineAnswer(status, context.id, body)
 
     return send
 

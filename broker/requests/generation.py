@@ -15,21 +15,17 @@ from broker.answers.answer import DurableAnswer
 from broker.api.rendering import ChatRendering, MessageRendering, TextRendering
 from broker.dialects.normalize import Conversation
 from broker.dialects.renderers import Renderer
-from broker.dispatch.fleet import UnloadedModel, Worker
+from broker.dispatch.fleet import Target
 from broker.dispatch.flight import Flight
-from broker.middleware.ids import request_id
+from broker.middleware.context import RequestContext, context_of
 from broker.middleware.limits import KeyConcurrency
 from broker.requests import access_log, durable
-from broker.requests.batch_lines import CLIENT, is_batch_line
-from broker.requests.clients import client_of
 from broker.requests.durable import Described, fingerprint, open_flights
 from broker.requests.media import read_media
 from broker.requests.reattach import AnswerResponse
 from broker.requests.respond import GenerationResponse, read_body
 from broker.requests.submission import Submission, check_room
-from broker.state import gateway_of, prefix_namespace_of
-from protocol.adapters import SEPARATOR
-from protocol.common.api_keys import ApiKey
+from broker.state import GatewayState, gateway_of
 from protocol.messages import Generate
 from protocol.messages import Request as Asked
 from protocol.prefix_namespace import salt_in
@@ -55,7 +51,7 @@ async def take_body(
     whether a request with this body may be queued then; it is read first.
     """
     gateway = gateway_of(request)
-    is_limited = not is_batch_line(request)
+    is_limited = not context_of(request).is_batch_line
     if is_limited and may_wait is None:
         check_room(gateway.dispatcher)
     raw = await whole_body(request)
@@ -72,26 +68,10 @@ async def whole_body(request: Request) -> bytes:
     return await read_body(request, gateway_of(request).settings.body_bytes_max) if kept is None else kept
 
 
-def choose(request: Request, model: str | None, adapter: str | None = None) -> Worker | UnloadedModel:
-    """Return the worker for a request that names a model, and may name an adapter. Raises `RequestError`."""
-    found, request.state.adapter = gateway_of(request).dispatcher.find_with_adapter(model, adapter)
-    return found
-
-
-def answering(request: Request, found: Worker | UnloadedModel) -> str:
-    """Return the name of what answers the request: the model, or MODEL:ADAPTER."""
-    adapter = _adapter_of(request)
-    return f"{found.model}{SEPARATOR}{adapter}" if adapter else found.model
-
-
-def _adapter_of(request: Request) -> str:
-    adapter: str = getattr(request.state, "adapter", "")
-    return adapter
-
-
 async def ask(
-    request: Request,
-    found: Worker | UnloadedModel,
+    gateway: GatewayState,
+    context: RequestContext,
+    target: Target,
     body_bytes: int,
     converse: Callable[[], Conversation],
     generate: Callable[[list[dict[str, Any]], list[Media]], Generate],
@@ -100,15 +80,15 @@ async def ask(
 
     Raises `RequestError`.
     """
-    work = gateway_of(request).offload.work
+    work = gateway.offload.work
     conversation = await work(body_bytes, converse)
-    media, frames = await read_media(request, conversation.attachments, found)
+    media, frames = await read_media(gateway, context.media, conversation.attachments, target)
     return await work(body_bytes, partial(generate, conversation.messages, media)), frames
 
 
 def generated(
     request: Request,
-    found: Worker | UnloadedModel,
+    target: Target,
     requests: Sequence[Asked],
     frames: list[bytes],
     rendering: ChatRendering | TextRendering | MessageRendering,
@@ -116,14 +96,14 @@ def generated(
     prompts: int = 1,
 ) -> ASGIApp:
     """Return the response that `rendering` renders over the flights of `requests`; otherwise as `respond`."""
-    renderer = rendering.renderer(partial(fingerprint, gateway_of(request), found.model))
+    renderer = rendering.renderer(partial(fingerprint, gateway_of(request), target.model))
     described = Described(rendering)
-    return respond(request, found, requests, frames, renderer, prompts=prompts, described=described)
+    return respond(request, target, requests, frames, renderer, prompts=prompts, described=described)
 
 
 def respond(
     request: Request,
-    found: Worker | UnloadedModel,
+    target: Target,
     requests: Sequence[Asked],
     frames: list[bytes],
     renderer: Renderer,
@@ -137,55 +117,62 @@ def respond(
     `within`: wraps the context of the flights. `described`: what a journal needs to render it again. Raises
     `RequestError` if the model cannot perform the task.
     """
-    requests = configured(request, found, requests)
-    flights = within(submission(request, found, requests, frames))
-    keepalive_s = gateway_of(request).settings.keepalive_s
-    on_end = end_logger(request)
+    gateway, context = gateway_of(request), context_of(request)
+    requests = configured(gateway, context, target, requests)
+    flights = within(captured(request, submission(gateway, context, target, requests, frames)))
+    keepalive_s, on_end = gateway.settings.keepalive_s, end_logger(context)
     answer: DurableAnswer | None = getattr(request.state, "answer", None)
     if answer is None:
         return GenerationResponse(flights, renderer, prompts=prompts, keepalive_s=keepalive_s, on_end=on_end)
     answer.own_bytes = len(getattr(request.state, "body", b"")) + sum(map(len, frames))
     open_flights(answer, renderer, flights, on_end, prompts=prompts)
     if described is not None:
-        durable.record(gateway_of(request), answer, described, requests, frames, found.model, prompts=prompts)
+        durable.record(gateway, answer, described, requests, frames, target.model, prompts=prompts)
     return AnswerResponse(answer, keepalive_s)
 
 
-def configured(request: Request, found: Worker | UnloadedModel, requests: Sequence[Asked]) -> Sequence[Asked]:
+def configured(
+    gateway: GatewayState, context: RequestContext, target: Target, requests: Sequence[Asked]
+) -> Sequence[Asked]:
     """Return the requests as they are admitted. Raises `RequestError` if the model cannot do the task."""
-    gateway = gateway_of(request)
-    require(task_of(requests[0]), found.capabilities, found.model)
-    key: ApiKey | None = getattr(request.state, "key", None)
-    namespace = prefix_namespace_of(request)
-    max_tokens, adapter = gateway.settings.max_tokens_default, _adapter_of(request)
-    requests = [_configured(each, namespace, max_tokens, adapter) for each in requests]
+    require(task_of(requests[0]), target.capabilities, target.model)
+    namespace, max_tokens = gateway.prefix_namespace(context), gateway.settings.max_tokens_default
+    requests = [_configured(each, namespace, max_tokens, target.adapter) for each in requests]
     if gateway.settings.log_prompts:
         access_log.log_prompts(requests)
-    client = client_of(key, request.client.host if request.client else "")
-    if is_batch_line(request):
-        return [structs.replace(each, client=CLIENT, priority=BATCH_PRIORITY) for each in requests]
+    client = context.client
+    if context.is_batch_line:
+        return [structs.replace(each, client=client, priority=BATCH_PRIORITY) for each in requests]
     return [structs.replace(each, client=client) for each in requests]
 
 
 def submission(
-    request: Request, found: Worker | UnloadedModel, requests: Sequence[Asked], frames: list[bytes]
+    gateway: GatewayState,
+    context: RequestContext,
+    target: Target,
+    requests: Sequence[Asked],
+    frames: list[bytes],
 ) -> AbstractContextManager[Sequence[Flight]]:
     """Return the context in which the flights of a client's requests are open."""
-    gateway = gateway_of(request)
-    key: ApiKey | None = getattr(request.state, "key", None)
     limits = Submission(gateway.dispatcher, gateway.key_concurrency, gateway.settings.queue_timeout_s)
-    if is_batch_line(request):
+    if context.is_batch_line:
         limits = Submission(gateway.dispatcher, KeyConcurrency(), None)
-    flights = limits.submit(key, found, requests, frames)
-    if gateway.inspection is None:
+    return limits.submit(context.key, target.worker, requests, frames)
+
+
+def captured(
+    request: Request, flights: AbstractContextManager[Sequence[Flight]]
+) -> AbstractContextManager[Sequence[Flight]]:
+    """Return the flights' context, in which the inspection page shows them if it is enabled."""
+    inspection = gateway_of(request).inspection
+    if inspection is None:
         return flights
-    return gateway.inspection.keeping(request.url.path, getattr(request.state, "body", b""), flights)
+    return inspection.keeping(request.url.path, getattr(request.state, "body", b""), flights)
 
 
-def end_logger(request: Request) -> Callable[[Flight, int], None]:
+def end_logger(context: RequestContext) -> Callable[[Flight, int], None]:
     """Return the function that logs the end of a flight of this request, with a status."""
-    key: ApiKey | None = getattr(request.state, "key", None)
-    return partial(access_log.log_end, request_id(request.scope), key.name if key else "")
+    return partial(access_log.log_end, context.id, context.key.name if context.key else "")
 
 
 def _configured(request: Asked, namespace: str, max_tokens_default: int | None, adapter: str) -> Asked:

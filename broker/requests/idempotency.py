@@ -14,9 +14,10 @@ from hashlib import sha256
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from broker.middleware.context import context_of
 from broker.requests.generation import whole_body
 from broker.requests.reattach import AnswerResponse
-from broker.state import gateway_of, owner_of
+from broker.state import gateway_of
 from protocol.errors import Code, RequestError
 
 HEADER = "Idempotency-Key"
@@ -47,7 +48,7 @@ def _key(request: Request) -> str | None:
 
 
 async def _join(request: Request, key: str, endpoint: Endpoint) -> ASGIApp:
-    gateway, owner = gateway_of(request), owner_of(request)
+    gateway, owner = gateway_of(request), context_of(request).owner
     raw = await whole_body(request)
     digest = sha256(request.url.path.encode() + b"\n" + raw).digest()
     answer, is_new = gateway.answers.claim(owner, key, digest)

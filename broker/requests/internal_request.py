@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
-from typing import Any
 
 from starlette.types import ASGIApp, Message
 
-from broker.middleware.ids import new_request_id
+from broker.middleware.context import CONTEXT, RequestContext
 
 _HEADERS = [(b"content-type", b"application/json"), (b"host", b"localhost")]
 
 
-@dataclass(frozen=True, slots=True)
-class InternalResponse:
-    """The response, with the id of its request."""
-
-    status: int
-    request_id: str
-    body: bytes
-
-
-async def post(app: ASGIApp, path: str, body: bytes, state: dict[str, Any]) -> InternalResponse:
-    """Send a POST request to `app`, and return its whole response. `state`: the initial state of the request.
+async def post(app: ASGIApp, path: str, body: bytes, context: RequestContext) -> tuple[int, bytes]:
+    """Send a POST request to `app`; return the status and the body of the whole response.
 
     Cancelling it is the departure of the client. Raises `RuntimeError` if there is no response.
     """
-    id = new_request_id().decode()
     scope = {
         "type": "http",
         "asgi": {"version": "3.0"},
@@ -41,7 +29,7 @@ async def post(app: ASGIApp, path: str, body: bytes, state: dict[str, Any]) -> I
         "headers": [*_HEADERS, (b"content-length", b"%d" % len(body))],
         "client": None,
         "server": None,
-        "state": state | {"request_id": id},
+        CONTEXT: context,
     }
     incoming: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
     status, pieces = 0, []
@@ -64,4 +52,4 @@ async def post(app: ASGIApp, path: str, body: bytes, state: dict[str, Any]) -> I
             raise
     if not status:
         raise RuntimeError(f"no response from {path}")
-    return InternalResponse(status, id, b"".join(pieces))
+    return status, b"".join(pieces)

@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from starlette.requests import Request
-
 from broker.dialects.data_urls import MediaError
 from broker.dialects.frames import (
     MediaLimits,
@@ -21,9 +19,9 @@ from broker.dialects.frames import (
 )
 from broker.dialects.media_types import Frame
 from broker.dialects.parts import Attachment
-from broker.dispatch.fleet import UnloadedModel, Worker
+from broker.dispatch.fleet import Target
 from broker.middleware.media_memory import MediaLease
-from broker.state import Fetch, GatewayState, gateway_of
+from broker.state import Fetch, GatewayState
 from protocol.errors import Code, RequestError
 from protocol.settings.gateway import GatewaySettings
 from protocol.types import Media
@@ -33,21 +31,20 @@ FETCHES_PER_REQUEST_MAX = 8
 
 
 async def read_media(
-    request: Request, attachments: Sequence[Attachment], found: Worker | UnloadedModel
+    gateway: GatewayState, lease: MediaLease, attachments: Sequence[Attachment], target: Target
 ) -> tuple[list[Media], list[bytes]]:
-    """Return descriptions of the media and the bytes of their frames, leased until the request ends.
+    """Return descriptions of the media and the bytes of their frames, which `lease` holds.
 
     Raises `RequestError`: 400 that names an invalid or unavailable one, or 503 if the memory budget is
     exhausted.
     """
     if not attachments:
         return [], []
-    gateway = gateway_of(request)
-    check_taken(attachments, found.capabilities, found.model)
+    check_taken(attachments, target.capabilities, target.model)
     limits = limits_of(gateway.settings)
     wanted = sources(attachments, limits)
     distinct = dict.fromkeys(source for each in wanted for source in each)
-    frames = await _Reading(gateway, request.state.media, limits).read(distinct)
+    frames = await _Reading(gateway, lease, limits).read(distinct)
     read_frames = [[frames[source] for source in each] for each in wanted]
     every = [frame.data for each in read_frames for frame in each]
     describe = partial(described, attachments, read_frames, limits)
@@ -66,9 +63,9 @@ def limits_of(settings: GatewaySettings) -> MediaLimits:
 class _Reading:
     """Reader of one request's media sources, each only once."""
 
-    def __init__(self, gateway: GatewayState, held: MediaLease, limits: MediaLimits) -> None:
+    def __init__(self, gateway: GatewayState, lease: MediaLease, limits: MediaLimits) -> None:
         self._gateway = gateway
-        self._leases = held
+        self._lease = lease
         self._limits = limits
         self._slots = asyncio.Semaphore(FETCHES_PER_REQUEST_MAX)
 
@@ -117,17 +114,17 @@ class _Reading:
         return self._keep(source, frame, expected=len(data))
 
     def _expect(self, source: MediaSource, count: int) -> None:
-        if not self._leases.expect(count):
+        if not self._lease.expect(count):
             raise self._no_room(source, count)
 
     def _keep(self, source: MediaSource, frame: Frame, *, expected: int = 0) -> Frame:
-        kept = self._leases.keep(frame, expected=expected)
+        kept = self._lease.keep(frame, expected=expected)
         if kept is None:
             raise self._no_room(source, len(frame.data))
         return kept
 
     def _no_room(self, source: MediaSource, count: int) -> RequestError:
-        if not self._leases.fits_alone(count):
+        if not self._lease.fits_alone(count):
             most = self._gateway.media.bytes_max
             message = f"The images of one request may have at most {most} bytes in total."
             return RequestError(Code.INVALID_REQUEST, message, param=source.param)

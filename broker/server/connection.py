@@ -29,8 +29,8 @@ import httptools
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from broker.middleware.context import new_request_id
 from broker.middleware.errors import error_response
-from broker.middleware.ids import new_request_id
 from broker.server import fast_path
 from broker.server.close_delimited import close_delimited
 from protocol.errors import Code, RequestError
@@ -342,7 +342,7 @@ def authority_of(url: bytes) -> bytes | None:
 def _raw(error: RequestError) -> bytes:
     response = error_response(error)
     response.headers["connection"] = "close"
-    response.headers["x-request-id"] = new_request_id().decode()
+    response.headers["x-request-id"] = new_request_id()
     phrase = http.HTTPStatus(response.status_code).phrase.encode()
     lines = [b"HTTP/1.1 %d %s" % (response.status_code, phrase)]
     lines += [name + b": " + value for name, value in response.raw_headers]
@@ -352,7 +352,7 @@ def _raw(error: RequestError) -> bytes:
 async def _turn_away(scope: Scope, receive: Receive, send: Send) -> None:
     response = error_response(RequestError(Code.TOO_MANY_CONNECTIONS, retry_after_s=1.0), scope)
     response.headers["connection"] = "close"
-    response.headers["x-request-id"] = new_request_id().decode()
+    response.headers["x-request-id"] = new_request_id()
     await response(scope, receive, send)
 
 

@@ -15,8 +15,9 @@ from starlette.routing import Route
 from broker.api.admin import report
 from broker.dispatch.cache_clear import CacheClear
 from broker.dispatch.dispatcher import Dispatcher
+from broker.middleware.context import context_of
 from broker.middleware.json_response import JsonResponse
-from broker.state import gateway_of, prefix_namespace_of
+from broker.state import gateway_of
 from protocol.errors import Code, RequestError
 
 CLEAR_WAIT_S_MAX = 5.0
@@ -33,8 +34,9 @@ async def cache(request: Request) -> Response:
 
 def _own_namespace(request: Request) -> str:
     """Return the namespace that the request may clear; empty, for all, if no other key has one."""
-    namespace = prefix_namespace_of(request)
-    others = gateway_of(request).api_keys_store.prefix_namespaces - {namespace}
+    gateway = gateway_of(request)
+    namespace = gateway.prefix_namespace(context_of(request))
+    others = gateway.api_keys_store.prefix_namespaces - {namespace}
     return namespace if others else ""
 
 

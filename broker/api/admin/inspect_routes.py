@@ -17,7 +17,7 @@ from broker.api.tokens import tokens
 from broker.dispatch.inspection import CapturedRequest
 from broker.dispatch.traffic import code_of
 from broker.middleware.json_response import JsonResponse
-from broker.requests.generation import choose, respond
+from broker.requests.generation import respond
 from broker.state import gateway_of
 from protocol.errors import Code, RequestError
 from protocol.messages import Accepted
@@ -51,8 +51,8 @@ async def show_kept(request: Request) -> ASGIApp:
         tokenizing=TokenizeOptions(tokens=True),
     )
     renderer = tokens.TokenizeRenderer(lambda told: {**_summary(kept, moment), **_whole(kept, told)})
-    found = choose(request, kept.flight.model)
-    return respond(request, found, [wanted], list(kept.flight.media), renderer, prompts=1)
+    target = dispatcher.choose(kept.flight.model)
+    return respond(request, target, [wanted], list(kept.flight.media), renderer, prompts=1)
 
 
 def _summary(kept: CapturedRequest, moment: StatusSnapshot) -> dict[str, Any]:

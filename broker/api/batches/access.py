@@ -15,8 +15,9 @@ from starlette.responses import Response, StreamingResponse
 from broker.api.batches.records import BatchRecord, Dialect, FileRecord
 from broker.api.batches.runner import BatchRunner, ClosedError
 from broker.api.batches.store import BatchStore, StorageError
+from broker.middleware.context import context_of
 from broker.middleware.json_response import JsonResponse
-from broker.state import gateway_of, owner_of
+from broker.state import gateway_of
 from protocol.errors import Code, RequestError
 
 log = logging.getLogger(__name__)
@@ -72,7 +73,7 @@ async def find_file(request: Request) -> FileRecord:
     """Return the file that the path names. Raises `RequestError(file_not_found)`."""
     id = request.path_params["id"]
     found = (await opened(request)).files.get(id)
-    if found is None or not found.is_listed or found.owner != owner_of(request):
+    if found is None or not found.is_listed or found.owner != context_of(request).owner:
         raise RequestError(Code.FILE_NOT_FOUND, f"No such File object: {id[:128]}", param="id")
     return found
 
@@ -81,15 +82,15 @@ async def find_batch(request: Request, dialect: Dialect) -> BatchRecord:
     """Return the batch that the path names. Raises `RequestError(batch_not_found)`."""
     id = request.path_params["id"]
     found = (await opened(request)).batches.get(id)
-    if found is None or found.dialect != dialect or found.owner != owner_of(request):
+    if found is None or found.dialect != dialect or found.owner != context_of(request).owner:
         raise RequestError(Code.BATCH_NOT_FOUND, f"No batch found with id '{id[:128]}'.", param="id")
     return found
 
 
 async def own_batches(request: Request, dialect: Dialect) -> list[BatchRecord]:
     """Return the batches of the request's owner, newest first."""
-    batches = (await opened(request)).batches
-    found = [b for b in list(batches.values()) if b.dialect == dialect and b.owner == owner_of(request)]
+    batches, owner = (await opened(request)).batches, context_of(request).owner
+    found = [b for b in list(batches.values()) if b.dialect == dialect and b.owner == owner]
     return sorted(found, key=lambda batch: (batch.created_at, batch.id), reverse=True)
 
 

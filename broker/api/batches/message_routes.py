@@ -23,8 +23,9 @@ from broker.api.batches.lines import FileCheck
 from broker.api.batches.records import BatchRecord, FileRecord
 from broker.api.batches.routes import cancel
 from broker.api.batches.store import BatchStore
+from broker.middleware.context import context_of
 from broker.requests.respond import read_body
-from broker.state import gateway_of, owner_of
+from broker.state import gateway_of
 from protocol.errors import Code, RequestError
 
 PATH = "/v1/messages/batches"
@@ -37,7 +38,7 @@ async def create_message_batch(request: Request) -> Response:
     runner = runner_of(request)
     raw = await read_body(request, gateway.settings.body_bytes_max)
     lines, check = await gateway.offload.work(len(raw), partial(anthropic.read_batch, raw))
-    batch = anthropic.new_batch(check, owner_of(request), time.time())
+    batch = anthropic.new_batch(check, context_of(request).owner, time.time())
     created = await use_store(request, _create, batch, lines, check, gateway.settings.batch_days * DAY_S)
     runner.wake()
     return _shown(request, created)

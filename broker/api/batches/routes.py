@@ -20,15 +20,16 @@ from broker.api.batches.access import (
 from broker.api.batches.body import read_batch
 from broker.api.batches.records import BatchRecord
 from broker.api.batches.store import BatchStore
+from broker.middleware.context import context_of
 from broker.requests.respond import read_body
-from broker.state import gateway_of, owner_of
+from broker.state import gateway_of
 from protocol.errors import Code, RequestError
 
 
 async def create_batch(request: Request) -> Response:
     """Create a batch of a file; it is validated at once, and runs when nothing else does."""
     body = read_batch(await read_body(request, gateway_of(request).settings.body_bytes_max))
-    batch = openai.new_batch(body, owner_of(request), time.time())
+    batch = openai.new_batch(body, context_of(request).owner, time.time())
     await use_store(request, _create, batch)
     runner_of(request).wake()
     return _shown(batch)

@@ -14,23 +14,25 @@ from broker.api.chat import body as chat_body
 from broker.api.chat import chat
 from broker.api.rendering import ChatRendering
 from broker.dialects.parameters import copies
-from broker.dispatch.fleet import UnloadedModel, Worker
-from broker.requests.generation import answering, ask, choose, generated, take_body
+from broker.dispatch.fleet import Target
+from broker.middleware.context import RequestContext, context_of
+from broker.requests.generation import ask, generated, take_body
 from broker.requests.idempotency import keyed
-from broker.state import gateway_of
+from broker.state import GatewayState, gateway_of
 from protocol.messages import Generate
 
 
 async def complete_chat(request: Request) -> ASGIApp:
     """Generate the next message of a conversation, streamed or as one document."""
+    gateway = gateway_of(request)
     body, raw = await take_body(request, chat_body.read)
-    found = choose(request, body.model, body.adapter)
+    target = gateway.dispatcher.choose(body.model, body.adapter)
     id = "chatcmpl-" + secrets.token_hex(12)
-    first, frames = await ask_chat(request, body, len(raw), found, id)
+    first, frames = await ask_chat(gateway, context_of(request), target, body, len(raw), id)
     requests = copies(first, body.n or 1)
     rendering = ChatRendering(
         id=id,
-        model=answering(request, found),
+        model=target.name,
         created=int(time.time()),
         stream=bool(body.stream),
         choices=len(requests),
@@ -39,18 +41,21 @@ async def complete_chat(request: Request) -> ASGIApp:
         functions=body.has_functions,
         customs=body.customs,
     )
-    return generated(request, found, requests, frames, rendering)
+    return generated(request, target, requests, frames, rendering)
 
 
 async def ask_chat(
-    request: Request, body: chat_body.Body, body_bytes: int, found: Worker | UnloadedModel, id: str
+    gateway: GatewayState,
+    context: RequestContext,
+    target: Target,
+    body: chat_body.Body,
+    body_bytes: int,
+    id: str,
 ) -> tuple[Generate, list[bytes]]:
     """Return the request for the first choice, and its media. Raises `RequestError`."""
-    incarnation = gateway_of(request).dispatcher.incarnation
-    in_place = found.capabilities.system_in_place
-    converse = partial(chat.conversation, body, system_in_place=in_place)
-    generate = partial(chat.generate, body, id=id, incarnation=incarnation)
-    return await ask(request, found, body_bytes, converse, generate)
+    converse = partial(chat.conversation, body, system_in_place=target.capabilities.system_in_place)
+    generate = partial(chat.generate, body, id=id, incarnation=gateway.dispatcher.incarnation)
+    return await ask(gateway, context, target, body_bytes, converse, generate)
 
 
 ROUTES = [Route("/v1/chat/completions", keyed(complete_chat), methods=["POST"])]

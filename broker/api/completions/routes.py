@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 from broker.api.completions import completions
 from broker.api.rendering import TextRendering
-from broker.requests.generation import answering, choose, generated, take_body
+from broker.requests.generation import generated, take_body
 from broker.requests.idempotency import keyed
 from broker.state import gateway_of
 
@@ -21,13 +21,13 @@ async def complete_text(request: Request) -> ASGIApp:
     """Generate the continuation of each prompt, streamed or as one document."""
     gateway = gateway_of(request)
     body, raw = await take_body(request, completions.read)
-    found = choose(request, body.model, body.adapter)
+    target = gateway.dispatcher.choose(body.model, body.adapter)
     id = "cmpl-" + secrets.token_hex(12)
     generate = partial(completions.generate, body, id=id, incarnation=gateway.dispatcher.incarnation)
     requests = await gateway.offload.work(len(raw), generate)
     rendering = TextRendering(
         id=id,
-        model=answering(request, found),
+        model=target.name,
         created=int(time.time()),
         stream=bool(body.stream),
         choices=len(requests),
@@ -36,7 +36,7 @@ async def complete_text(request: Request) -> ASGIApp:
         include_usage=body.include_usage,
         echoes=completions.echoes(body),
     )
-    return generated(request, found, requests, [], rendering, prompts=len(body.prompts))
+    return generated(request, target, requests, [], rendering, prompts=len(body.prompts))
 
 
 ROUTES = [Route("/v1/completions", keyed(complete_text), methods=["POST"])]

@@ -23,8 +23,9 @@ from broker.api.batches.access import (
 from broker.api.batches.body import read_expiry
 from broker.api.batches.records import FileRecord
 from broker.api.batches.store import BatchStore, StorageError, Upload
+from broker.middleware.context import context_of
 from broker.requests.multipart import FormReader
-from broker.state import gateway_of, owner_of
+from broker.state import gateway_of
 from protocol.errors import Code, RequestError
 
 PATH = "/v1/files"
@@ -65,7 +66,7 @@ def _record(request: Request, reader: FormReader, id: str, upload: Upload) -> Fi
     now = int(time.time())
     return FileRecord(
         id=id,
-        owner=owner_of(request),
+        owner=context_of(request).owner,
         filename=form.filename,
         purpose=PURPOSE,
         bytes=upload.size,
@@ -76,8 +77,8 @@ def _record(request: Request, reader: FormReader, id: str, upload: Upload) -> Fi
 
 async def list_files(request: Request) -> Response:
     """Return one page of the files."""
-    files = (await opened(request)).files
-    own = [file for file in list(files.values()) if file.is_listed and file.owner == owner_of(request)]
+    files, owner = (await opened(request)).files, context_of(request).owner
+    own = [file for file in list(files.values()) if file.is_listed and file.owner == owner]
     return json_response(openai.list_files(own, request.query_params))
 
 

@@ -19,48 +19,48 @@ from broker.api.messages.conversation import conversation
 from broker.api.rendering import MessageRendering
 from broker.api.tokens.tokens import TokenizeRenderer
 from broker.dialects.normalize import Conversation
-from broker.dispatch.fleet import UnloadedModel, Worker
-from broker.middleware.ids import request_id
-from broker.requests.generation import answering, ask, choose, generated, respond, take_body
+from broker.dispatch.fleet import Target
+from broker.middleware.context import context_of
+from broker.requests.generation import ask, generated, respond, take_body
 from broker.requests.idempotency import keyed
 from broker.state import gateway_of
 
 
 async def create_message(http: Request) -> ASGIApp:
     """Generate the next message of a conversation, streamed or as one document."""
-    gateway = gateway_of(http)
+    gateway, context = gateway_of(http), context_of(http)
     read, raw = await take_body(http, body.read)
-    found = choose(http, read.model, read.adapter)
+    target = gateway.dispatcher.choose(read.model, read.adapter)
     id = "msg_" + secrets.token_hex(12)
-    thinks = found.capabilities.thinking
+    thinks = target.capabilities.thinking
     generate = partial(
         request.generate, read, id=id, incarnation=gateway.dispatcher.incarnation, thinks=thinks
     )
-    asked, frames = await ask(http, found, len(raw), _converse(read, found), generate)
+    asked, frames = await ask(gateway, context, target, len(raw), _converse(read, target), generate)
     rendering = MessageRendering(
         id=id,
-        model=answering(http, found),
+        model=target.name,
         created=int(time.time()),
         stream=bool(read.stream),
-        request_id=request_id(http.scope),
+        request_id=context.id,
     )
-    return generated(http, found, [asked], frames, rendering)
+    return generated(http, target, [asked], frames, rendering)
 
 
 async def count_tokens(http: Request) -> ASGIApp:
     """Count the tokens of a conversation, even beyond the model's context. Nothing is generated."""
-    gateway = gateway_of(http)
+    gateway, context = gateway_of(http), context_of(http)
     read, raw = await take_body(http, body.read_prompt)
-    found = choose(http, read.model)
+    target = gateway.dispatcher.choose(read.model)
     id = "count-" + secrets.token_hex(12)
     count = partial(request.count, read, id=id, incarnation=gateway.dispatcher.incarnation)
-    asked, frames = await ask(http, found, len(raw), _converse(read, found), count)
+    asked, frames = await ask(gateway, context, target, len(raw), _converse(read, target), count)
     renderer = TokenizeRenderer(lambda told: {"input_tokens": told.prompt_tokens})
-    return respond(http, found, [asked], frames, renderer, prompts=1)
+    return respond(http, target, [asked], frames, renderer, prompts=1)
 
 
-def _converse(read: body.Prompt, found: Worker | UnloadedModel) -> Callable[[], Conversation]:
-    return partial(conversation, read, system_in_place=found.capabilities.system_in_place)
+def _converse(read: body.Prompt, target: Target) -> Callable[[], Conversation]:
+    return partial(conversation, read, system_in_place=target.capabilities.system_in_place)
 
 
 ROUTES = [

@@ -12,16 +12,17 @@ from starlette.routing import Route
 
 from broker.api.responses import conversations, listing
 from broker.api.responses.conversations import ConversationStore
+from broker.middleware.context import context_of
 from broker.middleware.json_response import JsonResponse
 from broker.requests.respond import read_body
-from broker.state import gateway_of, owner_of
+from broker.state import gateway_of
 
 
 async def create(asked: Request) -> Response:
     """Create a conversation, with or without items."""
     body = conversations.read_create(await _raw(asked))
     stem, now = secrets.token_hex(12), int(time.time())
-    return _json(_store(asked).create(owner_of(asked), stem, body, created_at=now))
+    return _json(_store(asked).create(context_of(asked).owner, stem, body, created_at=now))
 
 
 async def one(asked: Request) -> Response:
@@ -64,7 +65,7 @@ def _store(asked: Request) -> ConversationStore:
 
 
 def _name(asked: Request) -> tuple[str, str]:
-    return owner_of(asked), asked.path_params["id"]
+    return context_of(asked).owner, asked.path_params["id"]
 
 
 def _json(document: dict[str, Any]) -> Response:

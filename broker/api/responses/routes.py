@@ -23,25 +23,26 @@ from broker.api.responses.output import ResponseOutput
 from broker.api.responses.store import StoredItems, unknown
 from broker.dialects.body import encode, refuse
 from broker.dialects.normalize import Conversation
-from broker.dispatch.fleet import UnloadedModel, Worker
+from broker.dispatch.fleet import Target
 from broker.dispatch.flight import Flight
+from broker.middleware.context import context_of
 from broker.middleware.json_response import JsonResponse
 from broker.requests import background
-from broker.requests.batch_lines import is_batch_line
 from broker.requests.durable import Described, keeper
-from broker.requests.generation import answering, ask, choose, respond, take_body
+from broker.requests.generation import ask, respond, take_body
 from broker.requests.idempotency import keyed
-from broker.state import GatewayState, gateway_of, owner_of
+from broker.state import GatewayState, gateway_of
 from protocol.errors import Code, RequestError
 
 
 async def create(asked: Request) -> ASGIApp:
     """Generate the output for a conversation's items, streamed, as one document, or in the background."""
-    gateway, owner = gateway_of(asked), owner_of(asked)
+    gateway, context = gateway_of(asked), context_of(asked)
+    owner = context.owner
     read, raw = await take_body(asked, body.read, may_wait=_names_background)
-    if is_batch_line(asked):
+    if context.is_batch_line:
         read.store = False  # the batch has its result, and clients' responses keep their room
-    found = choose(asked, read.model, read.adapter)
+    target = gateway.dispatcher.choose(read.model, read.adapter)
     bytes_max = gateway.settings.body_bytes_max
     recalled = await history.recall(read, gateway.responses, owner, bytes_max=bytes_max)
     compacts = compaction.is_triggered(recalled)
@@ -54,19 +55,20 @@ async def create(asked: Request) -> ASGIApp:
     stem = secrets.token_hex(12)
     id = history.response_id(stem)
     message, frames = await ask(
-        asked,
-        found,
+        gateway,
+        context,
+        target,
         len(raw) + recalled.bytes_before,
-        partial(_conversation, read, found, placed),
+        partial(_conversation, read, target, placed),
         partial(request.generate, read, offer, id=id, incarnation=gateway.dispatcher.incarnation),
     )
     created, kept = int(time.time()), _is_kept(gateway, read)
     if read.background and not kept:
         raise refuse("background", "is not possible: this server stores no responses")
-    envelope = request.envelope(read, id=id, model=answering(asked, found), created_at=created, kept=kept)
+    envelope = request.envelope(read, id=id, model=target.name, created_at=created, kept=kept)
     rendering = ResponseRendering(
         id=id,
-        model=answering(asked, found),
+        model=target.name,
         created=created,
         stream=bool(read.stream),
         stem=stem,
@@ -78,13 +80,13 @@ async def create(asked: Request) -> ASGIApp:
     described = Described(rendering, before, keeps=kept, conversation=read.conversation_id)
     builder = rendering.builder(partial(_clock, asked), keeper(gateway, owner, described))
     if read.background:
-        return background.begin(asked, found, message, frames, rendering, builder, described, len(raw))
+        return background.begin(asked, target, message, frames, rendering, builder, described, len(raw))
 
     def within(flights: AbstractContextManager[Sequence[Flight]]) -> AbstractContextManager[Sequence[Flight]]:
         return _running(gateway.answering, (owner, id), builder, flights)
 
     renderer = rendering.of(builder)
-    return respond(asked, found, [message], frames, renderer, prompts=1, within=within, described=described)
+    return respond(asked, target, [message], frames, renderer, prompts=1, within=within, described=described)
 
 
 def _clock(asked: Request) -> float:
@@ -100,33 +102,34 @@ def _names_background(raw: bytes) -> bool:
 
 async def compact(asked: Request) -> ASGIApp:
     """Summarize a conversation: return its user messages and a compaction item that stands for the rest."""
-    gateway = gateway_of(asked)
+    gateway, context = gateway_of(asked), context_of(asked)
     read, raw = await take_body(asked, compaction.read)
-    found = choose(asked, read.model, read.adapter)
+    target = gateway.dispatcher.choose(read.model, read.adapter)
     recalled = await history.recall(
-        read, gateway.responses, owner_of(asked), bytes_max=gateway.settings.body_bytes_max
+        read, gateway.responses, context.owner, bytes_max=gateway.settings.body_bytes_max
     )
     stem, offer = secrets.token_hex(12), request.offered(read, ())
     id = history.response_id(stem)
     message, frames = await ask(
-        asked,
-        found,
+        gateway,
+        context,
+        target,
         len(raw) + recalled.bytes_before,
-        partial(_conversation, read, found, compaction.placed(recalled)),
+        partial(_conversation, read, target, compaction.placed(recalled)),
         partial(request.generate, read, offer, id=id, incarnation=gateway.dispatcher.incarnation),
     )
     envelope = request.envelope(
-        read, id=id, model=answering(asked, found), created_at=int(time.time()), kept=False
+        read, id=id, model=target.name, created_at=int(time.time()), kept=False
     )
     answer = ResponseBuilder(
         envelope, ResponseOutput(stem, request.style(read, offer, compacts=True)), clock=time.time
     )
     renderer = compaction.CompactionRenderer(answer, recalled, stem)
-    return respond(asked, found, [message], frames, renderer, prompts=1)
+    return respond(asked, target, [message], frames, renderer, prompts=1)
 
 
-def _conversation(read: body.Body, found: Worker | UnloadedModel, placed: Sequence[Placed]) -> Conversation:
-    in_place = found.capabilities.system_in_place
+def _conversation(read: body.Body, target: Target, placed: Sequence[Placed]) -> Conversation:
+    in_place = target.capabilities.system_in_place
     return request.conversation(read, placed, system_in_place=in_place)
 
 
@@ -206,7 +209,7 @@ def _name(asked: Request) -> tuple[str, str]:
     id = asked.path_params["id"]
     if id.startswith(conversations.PREFIX):
         raise unknown(id)
-    return owner_of(asked), id
+    return context_of(asked).owner, id
 
 
 def _json(document: dict[str, Any]) -> Response:

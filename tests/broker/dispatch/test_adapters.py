@@ -33,17 +33,17 @@ def test_names_of_adapters_are_read_from_the_model() -> None:
     line = Line()
     line.serving("w", adapters=[FIRST])
     line.serving("x", "llama:8b")
-    found, name = line.dispatcher.find_with_adapter("m:first", None)
+    found, name = line.dispatcher.choose("m:first", None)
     assert (found.model, name) == ("m", "first")
-    assert line.dispatcher.find_with_adapter("llama:8b", None)[1] == ""
-    assert line.dispatcher.find_with_adapter("m", "first")[1] == "first"
+    assert line.dispatcher.choose("llama:8b").adapter == ""
+    assert line.dispatcher.choose("m", "first").adapter == "first"
     for model, adapter, code in (
         ("m:none", None, "adapter_not_found"),
         ("m", "none", "adapter_not_found"),
         ("m:first", "second", "invalid_request"),
         ("none:first", None, "model_not_found"),
     ):
-        assert refusal(line.dispatcher.find_with_adapter, model, adapter).code == code
+        assert refusal(line.dispatcher.choose, model, adapter).code == code
 
 
 def test_a_request_goes_to_a_worker_that_has_its_adapter() -> None:
@@ -98,7 +98,7 @@ def test_a_removed_adapter_is_unloaded_behind_its_last_request() -> None:
     line.serving("x", adapters=[FIRST, SECOND])
     asked(line, "a")
     assert line.dispatcher.adapters.remove("m", "first") == 1
-    assert refusal(line.dispatcher.find_with_adapter, "m:first", None).code == "adapter_not_found"
+    assert refusal(line.dispatcher.choose, "m:first", None).code == "adapter_not_found"
     assert "in use" in refusal(line.dispatcher.adapters.load("m", "first", "/b").__enter__).message
     assert orders(line, "x") == []
     line.dispatcher.lost("x")  # the request was there or on the other worker: it goes on with the adapter

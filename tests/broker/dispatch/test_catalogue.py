@@ -81,7 +81,7 @@ def test_a_request_without_a_model_gets_the_first_one_for_its_task_loaded_or_not
     ]
     dispatcher.catalogue.on_model_states(ModelStates(models=models, on_demand=True))
     for absent in (None, ""):
-        assert dispatcher.find_with_adapter(absent, None)[0].model == "chat"
+        assert dispatcher.choose(absent).model == "chat"
         assert [dispatcher.find(absent, task).model for task in ("embed", "rerank")] == ["dense", "ranks"]
     dispatcher.catalogue.on_model_states(ModelStates(models=models[:3], on_demand=True))
     assert dispatcher.find(None, "embed").model == "new", "its files are not here yet"

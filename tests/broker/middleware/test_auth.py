@@ -15,7 +15,8 @@ from starlette.types import Receive, Scope, Send
 
 from broker.middleware import auth
 from broker.middleware.auth import ApiKeys, AuthMiddleware, offered
-from broker.requests.clients import client_of
+from broker.middleware.context import RequestContext, RequestContextMiddleware, context_of
+from broker.middleware.media_memory import MediaLease, MediaMemory
 from broker.requests.respond import error_response
 from protocol.common.api_keys import ApiKey, KeysError
 from protocol.errors import Code, RequestError
@@ -171,13 +172,14 @@ def test_a_header_that_comes_twice_is_refused(name: bytes) -> None:
 
 async def _inside(scope: Scope, receive: Receive, send: Send) -> None:
     """Application behind the middleware: answers 400 with the name of the request's key."""
-    key = scope.get("state", {}).get("key")
+    key = context_of(scope).key
     named = key.name if key else "nobody"
     await error_response(RequestError(Code.INVALID_REQUEST, named))(scope, receive, send)
 
 
 def ask(ring: ApiKeys, headers: Headers = (), path: str = "/v1/models", method: str = "GET") -> Exchange:
-    return Exchange(AuthMiddleware(_inside, ring), method, path, headers=headers)
+    app = RequestContextMiddleware(AuthMiddleware(_inside, ring), MediaMemory(0))
+    return Exchange(app, method, path, headers=headers)
 
 
 async def test_with_a_key_in_force_a_request_goes_in_under_its_name() -> None:
@@ -225,6 +227,10 @@ async def test_a_name_of_a_path_cannot_forge_a_line_of_the_log(caplog: pytest.Lo
     await ask(ApiKeys([GOOD]), path="/v1\n12:00:00 gateway all is well").end()
     assert len(caplog.messages) == 1
     assert "\n" not in caplog.messages[0]
+
+
+def client_of(key: ApiKey | None, host: str) -> str:
+    return RequestContext("id", MediaLease(MediaMemory(0)), host, key).client
 
 
 def test_client_is_its_key_or_its_address_and_shows_neither() -> None:

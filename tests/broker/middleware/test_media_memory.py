@@ -31,7 +31,7 @@ class Requests(RuleBasedStateMachine):
 
     @rule(target=here)
     def come(self) -> MediaLease:
-        held = self.memory.open()
+        held = MediaLease(self.memory)
         self.kept[held], self.arriving[held] = set(), 0
         return held
 
