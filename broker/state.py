@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,14 +28,10 @@ from broker.middleware.context import RequestContext
 from broker.middleware.limits import KeyConcurrency
 from broker.middleware.media_memory import MediaMemory
 from broker.server.offload import BodyOffload
-from protocol.errors import Code, RequestError
 from protocol.settings.gateway import MEDIA_MEMORY, GatewaySettings
 
 CANCELLED_MAX = 256
 """Maximum number of cancelled requests that are remembered, so that they can be cancelled again."""
-
-WATCHERS_MAX = 32
-"""Maximum number of open streams of the status and of orders."""
 
 Fetch = Callable[[str, Callable[[int], None]], Awaitable[bytes]]
 """A `broker.requests.fetching.Fetcher`; that module is imported only if it is needed."""
@@ -108,23 +103,3 @@ def gateway_of(request: Request) -> GatewayState:
     """Return the gateway that serves this request."""
     gateway: GatewayState = request.app.state.gateway
     return gateway
-
-
-def check_watchers(gateway: GatewayState) -> None:
-    """Raise `RequestError` if no more clients can watch."""
-    if len(gateway.watchers) >= WATCHERS_MAX:
-        message = f"The status stream has reached its limit of {WATCHERS_MAX} clients."
-        raise RequestError(Code.TOO_MANY_CONNECTIONS, message, retry_after_s=10.0)
-
-
-@contextmanager
-def watching(gateway: GatewayState) -> Iterator[None]:
-    """Count a client that watches."""
-    watcher = object()
-    gateway.watchers.add(watcher)
-    try:
-        yield
-    finally:
-        gateway.watchers.discard(watcher)
-
-

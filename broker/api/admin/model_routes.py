@@ -3,44 +3,44 @@ header. POST /v1/models/load, /unload, /pin, /unpin: orders for a model that is 
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route
 
 from broker.api.admin.model_body import read_choice
-from broker.dialects.body import encode
 from broker.dispatch.catalogue import LOAD_ORDER_S_MAX
+from broker.dispatch.dispatcher import Dispatcher
 from broker.dispatch.fleet import ModelEntry, unknown_model
 from broker.middleware.json_response import JsonResponse
 from broker.requests.respond import read_body
-from broker.state import GatewayState, check_watchers, gateway_of, watching
+from broker.requests.watching import changes_of, check_watchers
+from broker.state import gateway_of
 from protocol.adapters import SEPARATOR
 from protocol.errors import adapter_not_found
 from protocol.tasks import tasks
 from protocol.types import AdapterInfo
 
 CHOICE_BYTES_MAX = 4096
-LOOK_S = 0.25
-"""Interval in seconds at which a streamed order looks at its model."""
 _LOADED, _UNLOADED = frozenset(("loaded", "failed")), frozenset(("unloaded", "failed"))
 _ANY = _LOADED | _UNLOADED | {"loading"}
 
 
 async def list_models(request: Request) -> Response:
     """List every model that is configured or that a worker has announced, loaded or not."""
-    gateway = gateway_of(request)
-    names = sorted(gateway.dispatcher.fleet.models)
+    dispatcher = gateway_of(request).dispatcher
+    names = sorted(dispatcher.fleet.models)
     if _is_anthropics(request):
-        listed = [_anthropics(gateway, name) for name in names]
+        listed = [_anthropics(dispatcher, name) for name in names]
         ends = {"first_id": names[0] if names else None, "last_id": names[-1] if names else None}
         return JsonResponse({"data": listed, "has_more": False, **ends})
-    listed = [_model_object(gateway, name) for name in names]
-    listed += [_adapter_object(gateway, name, info) for name in names for info in _adapters(gateway, name)]
+    listed = [_model_object(dispatcher, name) for name in names]
+    adapters = [(name, info) for name in names for info in dispatcher.adapters.known(name)]
+    listed += [_adapter_object(dispatcher, name, info) for name, info in adapters]
     # Codex fails without `models`. It is empty: an entry would have to replace the agent's own prompt.
     for_codex: dict[str, object] = {"models": []} if "client_version" in request.query_params else {}
     return JsonResponse({"object": "list", "data": listed, **for_codex})
@@ -48,18 +48,17 @@ async def list_models(request: Request) -> Response:
 
 async def get_model(request: Request) -> Response:
     """Return one model, by id or alias; ids may contain slashes."""
-    gateway = gateway_of(request)
-    dispatcher = gateway.dispatcher
+    dispatcher = gateway_of(request).dispatcher
     asked, adapter = dispatcher.adapters.split(request.path_params["model"], dispatcher.catalogue.resolve)
     name = dispatcher.catalogue.resolve(asked)
-    if name not in gateway.dispatcher.fleet.models:
-        raise unknown_model(name, gateway.dispatcher.fleet.models)
+    if name not in dispatcher.fleet.models:
+        raise unknown_model(name, dispatcher.fleet.models)
     if adapter:
-        found = [info for info in _adapters(gateway, name) if info.name == adapter]
+        found = [info for info in dispatcher.adapters.known(name) if info.name == adapter]
         if not found:
             raise adapter_not_found(name, adapter)
-        return JsonResponse(_adapter_object(gateway, name, found[0]))
-    return JsonResponse((_anthropics if _is_anthropics(request) else _model_object)(gateway, name))
+        return JsonResponse(_adapter_object(dispatcher, name, found[0]))
+    return JsonResponse((_anthropics if _is_anthropics(request) else _model_object)(dispatcher, name))
 
 
 async def load(request: Request) -> Response:
@@ -90,28 +89,14 @@ async def _ordered(request: Request, order: Callable[[str], str], *, ends: froze
         check_watchers(gateway)
     name = order(choice.model)
     if not choice.stream:
-        return JsonResponse(_model_object(gateway, name))
-    changes = _changes(gateway, name, ends)
-    return StreamingResponse(changes, media_type="text/event-stream", headers={"cache-control": "no-cache"})
-
-
-async def _changes(gateway: GatewayState, name: str, ends: frozenset[str]) -> AsyncIterator[bytes]:
-    """Yield an event for each change of a model, until it is in a state of `ends`, at most for as long as a
-    load order lasts."""
-    last, silent_since = b"", time.monotonic()
-    until = silent_since + LOAD_ORDER_S_MAX
-    with watching(gateway):
-        while not gateway.dispatcher.stopping:
-            now, model = time.monotonic(), _model_object(gateway, name)
-            if (said := encode({"type": "model", "model": model})) != last:
-                last, silent_since = said, now
-                yield b"event: model\ndata: %b\n\n" % said
-            elif now - silent_since >= gateway.settings.keepalive_s:
-                silent_since = now
-                yield b": keep-alive\n\n"
-            if model["state"] in ends or now >= until:
-                return
-            await asyncio.sleep(LOOK_S)
+        return JsonResponse(_model_object(gateway.dispatcher, name))
+    return changes_of(
+        gateway,
+        "model",
+        partial(_model_object, gateway.dispatcher, name),
+        is_last=lambda model: model["state"] in ends,
+        s_max=LOAD_ORDER_S_MAX,
+    )
 
 
 def _is_anthropics(request: Request) -> bool:
@@ -123,16 +108,15 @@ def _created(known: ModelEntry) -> int:
     return int(time.time() - (time.monotonic() - known.first_seen_at))
 
 
-def _anthropics(gateway: GatewayState, name: str) -> dict[str, object]:
-    known = gateway.dispatcher.fleet.models[name]
+def _anthropics(dispatcher: Dispatcher, name: str) -> dict[str, object]:
+    known = dispatcher.fleet.models[name]
     created_at = datetime.fromtimestamp(_created(known), UTC).isoformat().replace("+00:00", "Z")
     model = {"type": "model", "id": name, "display_name": name, "created_at": created_at}
     return {**model, "lifecycle": "active", "max_input_tokens": known.context_length or None}
 
 
-def _model_object(gateway: GatewayState, name: str) -> dict[str, object]:
-    known = gateway.dispatcher.fleet.models[name]
-    catalogue = gateway.dispatcher.catalogue
+def _model_object(dispatcher: Dispatcher, name: str) -> dict[str, object]:
+    known, catalogue = dispatcher.fleet.models[name], dispatcher.catalogue
     created = _created(known)
     model: dict[str, object] = {"id": name, "object": "model", "created": created, "owned_by": "roundhouse"}
     if known.context_length:
@@ -148,7 +132,7 @@ def _model_object(gateway: GatewayState, name: str) -> dict[str, object]:
     model["state"] = catalogue.state(name)
     if catalogue.is_pinned(name):
         model["pinned"] = True
-    if (progress := gateway.dispatcher.fleet.loading_progress(name)) is not None:
+    if (progress := dispatcher.fleet.loading_progress(name)) is not None:
         model["loading"] = {"done": progress[0], "total": progress[1]}
     if name in catalogue.states:
         model["aliases"] = catalogue.states[name].aliases
@@ -157,13 +141,9 @@ def _model_object(gateway: GatewayState, name: str) -> dict[str, object]:
     return model
 
 
-def _adapters(gateway: GatewayState, name: str) -> list[AdapterInfo]:
-    return gateway.dispatcher.adapters.known(name)
-
-
-def _adapter_object(gateway: GatewayState, name: str, info: AdapterInfo) -> dict[str, object]:
+def _adapter_object(dispatcher: Dispatcher, name: str, info: AdapterInfo) -> dict[str, object]:
     """Return an adapter as a model of its own, MODEL:NAME, with vLLM's fields `root` and `parent`."""
-    base = _model_object(gateway, name)
+    base = _model_object(dispatcher, name)
     adapter: dict[str, object] = {"id": f"{name}{SEPARATOR}{info.name}", "object": "model"}
     adapter |= {"created": base["created"], "owned_by": "roundhouse", "root": name, "parent": name}
     kept = ("context_length", "tasks", "state")

@@ -5,24 +5,18 @@ The supervisor downloads; the gateway only orders and reports. A client that lea
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import AsyncIterator
-
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route
 
 from broker.api.admin.model_body import read_choice
-from broker.dialects.body import encode
 from broker.middleware.json_response import JsonResponse
 from broker.requests.respond import read_body
-from broker.state import GatewayState, check_watchers, gateway_of, watching
+from broker.requests.watching import changes_of, check_watchers
+from broker.state import gateway_of
 from protocol.supervisor_messages import PullState
 
 CHOICE_BYTES_MAX = 4096
-LOOK_S = 0.25
-"""Interval in seconds at which a stream looks at its download."""
 STREAM_S_MAX = 24 * 3600.0
 """Maximum time of a stream of progress; the download goes on after it."""
 
@@ -33,12 +27,18 @@ async def pull(request: Request) -> Response:
     choice = read_choice(await read_body(request, CHOICE_BYTES_MAX))
     if choice.stream:
         check_watchers(gateway)
-    state = gateway.dispatcher.catalogue.pulls.order(choice.model)
-    gateway.dispatcher.catalogue.update()
+    catalogue = gateway.dispatcher.catalogue
+    state = catalogue.pulls.order(choice.model)
+    catalogue.update()
     if not choice.stream:
         return JsonResponse(_object(state))
-    progress = _progress(gateway, state.id)
-    return StreamingResponse(progress, media_type="text/event-stream", headers={"cache-control": "no-cache"})
+
+    def document() -> dict[str, object]:
+        return _object(catalogue.pulls.state(state.id))
+
+    return changes_of(
+        gateway, "pull", document, is_last=lambda pull: pull["status"] != "running", s_max=STREAM_S_MAX
+    )
 
 
 async def show_all(request: Request) -> Response:
@@ -49,9 +49,8 @@ async def show_all(request: Request) -> Response:
 
 async def show(request: Request) -> Response:
     """Return a download."""
-    return JsonResponse(
-        _object(gateway_of(request).dispatcher.catalogue.pulls.state(request.path_params["id"]))
-    )
+    pulls = gateway_of(request).dispatcher.catalogue.pulls
+    return JsonResponse(_object(pulls.state(request.path_params["id"])))
 
 
 async def cancel(request: Request) -> Response:
@@ -62,28 +61,10 @@ async def cancel(request: Request) -> Response:
     return JsonResponse(_object(state))
 
 
-async def _progress(gateway: GatewayState, id: str) -> AsyncIterator[bytes]:
-    """Yield an event for each change of a download, until it has ended."""
-    pulls, last, silent_since = gateway.dispatcher.catalogue.pulls, b"", time.monotonic()
-    until = silent_since + STREAM_S_MAX
-    with watching(gateway):
-        while not gateway.dispatcher.stopping:
-            now, state = time.monotonic(), pulls.state(id)
-            if (said := encode({"type": "pull", "pull": _object(state)})) != last:
-                last, silent_since = said, now
-                yield b"event: pull\ndata: %b\n\n" % said
-            elif now - silent_since >= gateway.settings.keepalive_s:
-                silent_since = now
-                yield b": keep-alive\n\n"
-            if state.stage != "running" or now >= until:
-                return
-            await asyncio.sleep(LOOK_S)
-
-
 def _object(state: PullState) -> dict[str, object]:
     progress = {"done_bytes": state.done_bytes, "total_bytes": state.total_bytes}
-    told = {"id": state.id, "object": "model.pull", "model": state.model, "status": state.stage, **progress}
-    return told | ({"failure": state.failure} if state.failure else {})
+    pull = {"id": state.id, "object": "model.pull", "model": state.model, "status": state.stage, **progress}
+    return pull | ({"failure": state.failure} if state.failure else {})
 
 
 ROUTES = [

@@ -21,7 +21,8 @@ from broker.dialects.body import encode
 from broker.dispatch.history import SAMPLE_S
 from broker.middleware.json_response import JsonResponse
 from broker.middleware.probes import STATUS_STREAM
-from broker.state import GatewayState, check_watchers, gateway_of, watching
+from broker.requests.watching import check_watchers, watching
+from broker.state import GatewayState, gateway_of
 
 
 async def show_status(request: Request) -> Response:
