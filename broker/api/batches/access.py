@@ -16,7 +16,6 @@ from broker.api.batches.records import BatchRecord, Dialect, FileRecord
 from broker.api.batches.runner import BatchRunner, ClosedError
 from broker.api.batches.store import BatchStore, StorageError
 from broker.middleware.context import context_of
-from broker.middleware.json_response import JsonResponse
 from broker.state import gateway_of
 from protocol.errors import Code, RequestError
 
@@ -92,10 +91,6 @@ async def own_batches(request: Request, dialect: Dialect) -> list[BatchRecord]:
     batches, owner = (await opened(request)).batches, context_of(request).owner
     found = [b for b in list(batches.values()) if b.dialect == dialect and b.owner == owner]
     return sorted(found, key=lambda batch: (batch.created_at, batch.id), reverse=True)
-
-
-def json_response(document: object) -> Response:
-    return JsonResponse(document)
 
 
 async def content_response(request: Request, file: FileRecord, media_type: str) -> Response:

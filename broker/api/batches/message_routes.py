@@ -11,19 +11,13 @@ from starlette.routing import Route
 
 from broker.api.batches import message_objects as anthropic
 from broker.api.batches import records
-from broker.api.batches.access import (
-    content_response,
-    find_batch,
-    json_response,
-    own_batches,
-    runner_of,
-    use_store,
-)
+from broker.api.batches.access import content_response, find_batch, own_batches, runner_of, use_store
 from broker.api.batches.lines import FileCheck
 from broker.api.batches.records import BatchRecord, FileRecord
 from broker.api.batches.routes import cancel
 from broker.api.batches.store import BatchStore
 from broker.middleware.context import context_of
+from broker.middleware.json_response import JsonResponse
 from broker.requests.respond import read_body
 from broker.state import gateway_of
 from protocol.errors import Code, RequestError
@@ -71,7 +65,7 @@ def _create(
 async def list_message_batches(request: Request) -> Response:
     """Return one page of the batches, newest first."""
     shown = [_object(request, batch) for batch in await own_batches(request, "anthropic")]
-    return json_response(anthropic.PAGING.page(shown, request.query_params))
+    return JsonResponse(anthropic.PAGING.page(shown, request.query_params))
 
 
 async def one_message_batch(request: Request) -> Response:
@@ -83,7 +77,7 @@ async def one_message_batch(request: Request) -> Response:
         message = "The batch has not ended; cancel it first, and wait for its end."
         raise RequestError(Code.INVALID_REQUEST, message)
     await use_store(request, BatchStore.delete_batch, batch.id)
-    return json_response({"id": batch.id, "type": "message_batch_deleted"})
+    return JsonResponse({"id": batch.id, "type": "message_batch_deleted"})
 
 
 async def cancel_message_batch(request: Request) -> Response:
@@ -111,7 +105,7 @@ def _object(request: Request, batch: BatchRecord) -> dict[str, object]:
 
 
 def _shown(request: Request, batch: BatchRecord) -> Response:
-    return json_response(_object(request, batch))
+    return JsonResponse(_object(request, batch))
 
 
 ROUTES = [

@@ -10,17 +10,12 @@ from starlette.routing import Route
 
 from broker.api.batches import objects as openai
 from broker.api.batches import records
-from broker.api.batches.access import (
-    find_batch,
-    json_response,
-    own_batches,
-    runner_of,
-    use_store,
-)
+from broker.api.batches.access import find_batch, own_batches, runner_of, use_store
 from broker.api.batches.body import read_batch
 from broker.api.batches.records import BatchRecord
 from broker.api.batches.store import BatchStore
 from broker.middleware.context import context_of
+from broker.middleware.json_response import JsonResponse
 from broker.requests.respond import read_body
 from broker.state import gateway_of
 from protocol.errors import Code, RequestError
@@ -46,7 +41,7 @@ def _create(store: BatchStore, batch: BatchRecord) -> None:
 async def list_batches(request: Request) -> Response:
     """Return one page of the batches, newest first."""
     shown = [openai.batch_object(batch) for batch in await own_batches(request, "openai")]
-    return json_response({"object": "list", **openai.BATCHES.page(shown, request.query_params)})
+    return JsonResponse({"object": "list", **openai.BATCHES.page(shown, request.query_params)})
 
 
 async def one_batch(request: Request) -> Response:
@@ -75,7 +70,7 @@ def cancel(store: BatchStore, id: str) -> BatchRecord:
 
 
 def _shown(batch: BatchRecord) -> Response:
-    return json_response(openai.batch_object(batch))
+    return JsonResponse(openai.batch_object(batch))
 
 
 ROUTES = [

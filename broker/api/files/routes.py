@@ -14,7 +14,6 @@ from broker.api.batches import objects as openai
 from broker.api.batches.access import (
     content_response,
     find_file,
-    json_response,
     opened,
     runner_of,
     storage_failed,
@@ -24,6 +23,7 @@ from broker.api.batches.body import read_expiry
 from broker.api.batches.records import FileRecord
 from broker.api.batches.store import BatchStore, StorageError, Upload
 from broker.middleware.context import context_of
+from broker.middleware.json_response import JsonResponse
 from broker.requests.multipart import FormReader
 from broker.state import gateway_of
 from protocol.errors import Code, RequestError
@@ -51,7 +51,7 @@ async def create_file(request: Request) -> Response:
         raise storage_failed(error) from None
     finally:
         await thread.do(thread.store.abandon, upload)
-    return json_response(openai.file_object(record))
+    return JsonResponse(openai.file_object(record))
 
 
 def _record(request: Request, reader: FormReader, id: str, upload: Upload) -> FileRecord:
@@ -79,7 +79,7 @@ async def list_files(request: Request) -> Response:
     """Return one page of the files."""
     files, owner = (await opened(request)).files, context_of(request).owner
     own = [file for file in list(files.values()) if file.is_listed and file.owner == owner]
-    return json_response(openai.list_files(own, request.query_params))
+    return JsonResponse(openai.list_files(own, request.query_params))
 
 
 async def one_file(request: Request) -> Response:
@@ -87,8 +87,8 @@ async def one_file(request: Request) -> Response:
     file = await find_file(request)
     if request.method == "DELETE":
         await use_store(request, _delete, file.id)
-        return json_response({"id": file.id, "object": "file", "deleted": True})
-    return json_response(openai.file_object(file))
+        return JsonResponse({"id": file.id, "object": "file", "deleted": True})
+    return JsonResponse(openai.file_object(file))
 
 
 def _delete(store: BatchStore, id: str) -> None:

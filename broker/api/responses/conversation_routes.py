@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import time
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,7 +21,7 @@ async def create(asked: Request) -> Response:
     """Create a conversation, with or without items."""
     body = conversations.read_create(await _raw(asked))
     stem, now = secrets.token_hex(12), int(time.time())
-    return _json(_store(asked).create(context_of(asked).owner, stem, body, created_at=now))
+    return JsonResponse(_store(asked).create(context_of(asked).owner, stem, body, created_at=now))
 
 
 async def one(asked: Request) -> Response:
@@ -30,30 +29,30 @@ async def one(asked: Request) -> Response:
     store, (owner, id) = _store(asked), _name(asked)
     if asked.method == "DELETE":
         await store.delete(owner, id)
-        return _json({"id": id, "object": "conversation.deleted", "deleted": True})
+        return JsonResponse({"id": id, "object": "conversation.deleted", "deleted": True})
     if asked.method == "POST":
         await store.document(owner, id)  # unknown before unread
-        return _json(await store.update(owner, id, conversations.read_update(await _raw(asked))))
-    return _json(await store.document(owner, id))
+        return JsonResponse(await store.update(owner, id, conversations.read_update(await _raw(asked))))
+    return JsonResponse(await store.document(owner, id))
 
 
 async def items(asked: Request) -> Response:
     """Return one page of the items, or add items."""
     store, (owner, id) = _store(asked), _name(asked)
     if asked.method == "GET":
-        return _json(listing.page(await store.items(owner, id), asked.query_params))
+        return JsonResponse(listing.page(await store.items(owner, id), asked.query_params))
     await store.document(owner, id)
     body = conversations.read_items(await _raw(asked))
     added = await store.add(owner, id, body.items, secrets.token_hex(12))
-    return _json(listing.page(added, {"order": "asc"}))
+    return JsonResponse(listing.page(added, {"order": "asc"}))
 
 
 async def item(asked: Request) -> Response:
     """Return an item, or delete it."""
     store, (owner, id), item_id = _store(asked), _name(asked), asked.path_params["item_id"]
     if asked.method == "DELETE":
-        return _json(await store.delete_item(owner, id, item_id))
-    return _json(await store.item(owner, id, item_id))
+        return JsonResponse(await store.delete_item(owner, id, item_id))
+    return JsonResponse(await store.item(owner, id, item_id))
 
 
 async def _raw(asked: Request) -> bytes:
@@ -66,10 +65,6 @@ def _store(asked: Request) -> ConversationStore:
 
 def _name(asked: Request) -> tuple[str, str]:
     return context_of(asked).owner, asked.path_params["id"]
-
-
-def _json(document: dict[str, Any]) -> Response:
-    return JsonResponse(document)
 
 
 ROUTES = [
