@@ -41,52 +41,57 @@ def _later(call: Callable[[], None]) -> None:
     asyncio.get_running_loop().call_soon(call)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class GatewayState:
-    """The gateway's components, built in `__main__`.
-
-    `line_errors`: live counters of transport errors. `answering`: the running responses, by owner and id.
-    `cancelled`: owner and id of the last cancelled requests. `fetch`: fetches remote images; None
-    disables them. `watchers`: open streams of the status and of orders. `inspection`: captures requests; None
-    disables it. `batches`: runs batches; None disables them. `journal`: of answers and stored responses.
-    """
+    """The gateway's components, built in `__main__`; none is replaced."""
 
     settings: GatewaySettings
     dispatcher: Dispatcher
+    """The fleet and the flights."""
     line_errors: Mapping[str, int]
+    """Live counters of transport errors."""
     api_keys_store: ApiKeys = field(default_factory=ApiKeys)
     key_concurrency: KeyConcurrency = field(default_factory=KeyConcurrency)
     answering: dict[tuple[str, str], ResponseBuilder] = field(default_factory=dict)
+    """The running responses, by owner and id."""
     cancelled: deque[tuple[str, str]] = field(default_factory=lambda: deque(maxlen=CANCELLED_MAX))
+    """Owner and id of the last cancelled requests."""
     answers: DurableAnswers = field(init=False)
+    """Answers that outlive the connections of their clients."""
     responses: ResponseStore = field(init=False)
+    """Stored responses and conversations, in the journal."""
     background: BackgroundQueue = field(init=False)
+    """Responses in the background that wait for a free row."""
     offload: BodyOffload = field(default_factory=BodyOffload)
+    """Threads for large bodies."""
     http_counters: HttpCounters = field(default_factory=HttpCounters)
     watchers: set[object] = field(default_factory=set)
+    """Open streams of the status and of orders."""
     inspection: Inspection | None = None
+    """Captures requests; None: disabled."""
     media: MediaMemory = field(default_factory=lambda: MediaMemory(MEDIA_MEMORY))
+    """Memory of the images and videos of all requests."""
     fetch: Fetch | None = None
+    """Fetches remote images; None: disabled."""
     batches: BatchRunner | None = None
+    """Runs batches; None: disabled."""
     journal: Journal = field(default_factory=lambda: Journal(None, 0))
+    """Of answers and stored responses."""
     started_at: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        answers = DurableAnswers(
+        self.answers = DurableAnswers(
             time.monotonic,
             _later,
             give_up=self.dispatcher.give_up,
             window_s=self.settings.reattach_window_s,
         )
-        object.__setattr__(self, "answers", answers)
 
         def read(name: Name) -> Awaitable[StoredEntry | None]:
             return asyncio.to_thread(self.journal.read, name)
 
-        responses = ResponseStore(self.journal, read, keeps=self.settings.responses_max > 0)
-        object.__setattr__(self, "responses", responses)
-        background = BackgroundQueue(partial(has_free_row, self.dispatcher), time.monotonic)
-        object.__setattr__(self, "background", background)
+        self.responses = ResponseStore(self.journal, read, keeps=self.settings.responses_max > 0)
+        self.background = BackgroundQueue(partial(has_free_row, self.dispatcher), time.monotonic)
 
     def prefix_namespace(self, context: RequestContext) -> str:
         """Return the namespace of a request's prefixes: its owner's, or empty if all share theirs."""
