@@ -26,13 +26,12 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import httptools
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from broker.middleware.context import new_request_id
 from broker.middleware.errors import error_response
 from broker.server import fast_path
-from broker.server.close_delimited import close_delimited
 from protocol.errors import Code, RequestError
 
 HEAD_BYTES_MAX = 64 * 1024
@@ -124,7 +123,7 @@ class Connection(HttpToolsProtocol):
 
         async def bounded(scope: Scope, receive: Receive, send: Send) -> Any:
             if scope["http_version"] != "1.1":
-                send = close_delimited(cycle, send)
+                send = _close_delimited(cycle, send)
             try:
                 return await app(scope, receive, send)
             finally:
@@ -337,6 +336,28 @@ def authority_of(url: bytes) -> bytes | None:
     if url.startswith(b"/") or b"://" not in url:
         return None
     return re.split(rb"[/?#]", url.partition(b"://")[2], maxsplit=1)[0]
+
+
+def _close_delimited(cycle: RequestResponseCycle, send: Send) -> Send:
+    """Return an ASGI `send` for a client of HTTP/1.0, which cannot read chunks (RFC 9112, section 6.1).
+
+    uvicorn sends every body without a length in chunks. Here the connection's end ends it: uvicorn keeps no
+    connection of HTTP/1.0 open.
+    """
+    is_unframed = False
+
+    async def send_unframed(message: Message) -> None:
+        nonlocal is_unframed
+        if message["type"] == "http.response.start":
+            is_unframed = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
+            if is_unframed:
+                cycle.chunked_encoding = False  # None would let uvicorn choose chunks
+        elif is_unframed:
+            # Without chunks, uvicorn compares what is sent with the declared length.
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    return send_unframed
 
 
 def _raw(error: RequestError) -> bytes:

@@ -13,7 +13,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from broker.server import close_delimited, connection, fast_path, server
+from broker.server import connection, fast_path, server
 from tests.broker.server.echo_server import Echo
 
 PROTOCOL = """
@@ -55,5 +55,5 @@ async def test_members_that_are_relied_on_exist_and_are_all_named_here() -> None
     for owner, names in named.items():
         assert set(names.split()) <= set(dir(owner))
     members = {name for owner in named for name in dir(owner) if not name.startswith("__")}
-    relied_on = set().union(*map(used, (connection, close_delimited, fast_path, server)))
+    relied_on = set().union(*map(used, (connection, fast_path, server)))
     assert relied_on & members == set(" ".join(named.values()).split())
