@@ -23,13 +23,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from broker.middleware.context import CONTEXT, context_of
 from broker.middleware.errors import error_response, log_refusal
-from broker.middleware.probes import PROBES
 from protocol.common.api_keys import ApiKey, KeysError, parse
 from protocol.common.secure_files import read_private
 from protocol.errors import Code, RequestError
 
 log = logging.getLogger(__name__)
 
+PROBES = frozenset({"/health", "/ready"})
+"""Health probes: polled often by load balancers, without a key; "not ready" is not an error there."""
+STATUS_STREAM = "/v1/status/stream"
+"""What the page at `/` asks for first, to learn whether it needs a key: its refusal is no event."""
 _SETTLED_S = 1.0
 """Minimum age in seconds of a file's last change; a newer file may change again within the same tick of the
 file system's clock."""

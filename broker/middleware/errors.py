@@ -13,7 +13,6 @@ from starlette.types import Message, Receive, Scope, Send
 from broker.dialects import anthropic, openai
 from broker.middleware.context import request_id
 from broker.middleware.json_response import JsonResponse
-from broker.middleware.timing import ERROR_CODE
 from protocol.common.log_context import about
 from protocol.errors import Code, RequestError
 
@@ -26,7 +25,8 @@ ENVELOPES: tuple[tuple[str, Envelope], ...] = (
 )
 """Envelopes by path prefix; the first match counts."""
 
-
+ERROR_CODE = "roundhouse.error_code"
+"""Key of the error's code in the message that starts an error response."""
 _RETRIED = frozenset({409, *range(500, 600)})
 """Statuses that SDKs retry, unless a header says that it is in vain."""
 

@@ -29,8 +29,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from broker.dialects.host_patterns import Address, HostPatterns, canonical_host
+from broker.middleware.auth import PROBES
 from broker.middleware.errors import error_response, log_refusal
-from broker.middleware.probes import PROBES
 from protocol.errors import Code, RequestError
 
 log = logging.getLogger(__name__)

@@ -7,12 +7,11 @@ import time
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from broker.dispatch.traffic import HttpCounters
+from broker.middleware.auth import PROBES, STATUS_STREAM
 from broker.middleware.context import context_of
-from broker.middleware.probes import PROBES, STATUS_STREAM
+from broker.middleware.errors import ERROR_CODE
 
 HEADER = b"openai-processing-ms"
-ERROR_CODE = "roundhouse.error_code"
-"""Key of the error's code in the message that starts an error response."""
 
 
 class TimingMiddleware:

@@ -1,6 +1,6 @@
 """GET /v1/status: the gateway, its workers and their requests; /v1/status/stream repeats it every second.
 
-GET /health and /ready need no key (`middleware.probes`).
+GET /health and /ready need no key (`PROBES`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from broker.api.admin import report
 from broker.api.admin.report import StatusSnapshot
 from broker.dialects.body import encode
 from broker.dispatch.history import SAMPLE_S
+from broker.middleware.auth import STATUS_STREAM
 from broker.middleware.json_response import JsonResponse
-from broker.middleware.probes import STATUS_STREAM
 from broker.requests.watching import check_watchers, watching
 from broker.state import GatewayState, gateway_of
 

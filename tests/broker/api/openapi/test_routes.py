@@ -9,8 +9,8 @@ import pytest
 from broker import app
 from broker.api.openapi.operations import OPERATIONS
 from broker.dialects import anthropic
+from broker.middleware.auth import PROBES
 from broker.middleware.errors import ENVELOPES
-from broker.middleware.probes import PROBES
 from broker.page import page
 from protocol.errors import Code, RequestError
 from tests.broker.application import House
