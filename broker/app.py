@@ -33,7 +33,6 @@ from broker.api.responses import conversation_routes as conversations
 from broker.api.responses import routes as responses
 from broker.api.tokens import routes as tokens
 from broker.dialects.host_patterns import HostPatterns
-from broker.dispatch.keep_awake import KeepAwake
 from broker.middleware import exception_handlers as errors
 from broker.middleware.auth import AuthMiddleware
 from broker.middleware.body_budget import BodyBudgetMiddleware
@@ -49,7 +48,7 @@ from broker.requests.recovery import recover
 from broker.requests.respond import RELAXED_HEADER
 from broker.server.loop_watchdog import LoopWatchdog
 from broker.state import GatewayState
-from broker.transport.keep_awake import SleepInhibitor
+from broker.transport.keep_awake import KeepAwake, SleepInhibitor
 from broker.transport.router import RouterLink
 from broker.transport.supervisor_client import SupervisorClient
 from protocol import sockets

@@ -1,4 +1,4 @@
-"""Sleep inhibition by a system program (caffeinate, systemd-inhibit) that runs as long as needed."""
+"""Sleep inhibition by a system program (caffeinate, systemd-inhibit) while requests run, and its policy."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 log = logging.getLogger(__name__)
 
+HOLD_S = 60.0
+"""Time for which the machine stays awake after the last request, for the user's next question."""
 END_WAIT_S_MAX = 2.0
 KILL_WAIT_S_MAX = 1.0
 _INHIBIT = ("--what=sleep:idle", "--who=roundhouse", "--why=requests run", "--mode=block")
@@ -24,6 +26,19 @@ def program(platform: str, pid: int) -> Sequence[str] | None:
     found, tail = shutil.which("systemd-inhibit"), shutil.which("tail")
     # `tail --pid` waits for the end of another process.
     return [found, *_INHIBIT, tail, f"--pid={pid}", "-f", os.devnull] if found and tail else None
+
+
+class KeepAwake:
+    """Keep-awake policy, to be polled. Pure."""
+
+    def __init__(self) -> None:
+        self._busy_at: float | None = None
+
+    def is_wanted(self, busy: bool, now: float) -> bool:
+        """Return whether the machine should stay awake. `busy`: whether there are requests."""
+        if busy:
+            self._busy_at = now
+        return self._busy_at is not None and now - self._busy_at < HOLD_S
 
 
 class SleepInhibitor:

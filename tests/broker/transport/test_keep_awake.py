@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.dispatch.keep_awake import HOLD_S, KeepAwake
-from broker.transport.keep_awake import SleepInhibitor, program
+from broker.transport.keep_awake import HOLD_S, KeepAwake, SleepInhibitor, program
 from tests.system import eventually
 
 WAIT_S = 20.0
