@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
-from starlette.types import ASGIApp
+import asyncio
+
+from starlette.types import ASGIApp, Message
 
 from broker.api.batches.lines import Line, LineAnswer
 from broker.api.batches.records import BatchRecord
@@ -13,11 +15,11 @@ from broker.api.batches.runner import Send
 from broker.dialects import anthropic, openai
 from broker.dialects.body import encode
 from broker.dispatch.dispatcher import Dispatcher
-from broker.middleware.context import RequestContext, new_request_id
-from broker.requests import internal_request
+from broker.middleware.context import CONTEXT, RequestContext, new_request_id
 from broker.state import GatewayState
 from protocol.errors import Code, RequestError
 
+_HEADERS = [(b"content-type", b"application/json"), (b"host", b"localhost")]
 SPARE_SHARE = 0.5
 """Lines in flight beyond the rows of the workers, so that the next ones are prepared when a row is free."""
 
@@ -41,10 +43,54 @@ def sender(gateway: GatewayState, app: ASGIApp) -> Send:
                 return _refused(batch)
         with gateway.media.lease() as media:
             context = RequestContext(new_request_id(), media, key=key, is_batch_line=True)
-            status, body = await internal_request.post(app, batch.endpoint, line.body, context)
+            status, body = await _post(app, batch.endpoint, line.body, context)
         return LineAnswer(status, context.id, body)
 
     return send
+
+
+async def _post(app: ASGIApp, path: str, body: bytes, context: RequestContext) -> tuple[int, bytes]:
+    """Send a POST request to `app`; return the status and the body of the whole response.
+
+    Cancelling it is the departure of the client. Raises `RuntimeError` if there is no response.
+    """
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": [*_HEADERS, (b"content-length", b"%d" % len(body))],
+        "client": None,
+        "server": None,
+        CONTEXT: context,
+    }
+    incoming: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+    status, pieces = 0, []
+
+    async def receive() -> Message:
+        if incoming:
+            return incoming.pop()
+        await asyncio.Future()  # the client stays until it is cancelled
+        raise AssertionError
+
+    async def send(message: Message) -> None:
+        nonlocal status
+        status = message.get("status", status)
+        pieces.append(message.get("body", b""))
+
+    try:
+        await app(scope, receive, send)
+    except Exception:  # logged by the handler that has sent the response
+        if not status:
+            raise
+    if not status:
+        raise RuntimeError(f"no response from {path}")
+    return status, b"".join(pieces)
 
 
 def _refused(batch: BatchRecord) -> LineAnswer:

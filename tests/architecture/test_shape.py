@@ -28,7 +28,7 @@ UNFINISHED = re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME|X" + r"XX|HA" + r"CK)\b")
 BOUNDARIES = {
     "broker/answers/answer.py",
     "broker/app.py",
-    "broker/requests/internal_request.py",
+    "broker/requests/batch_lines.py",
     "broker/transport/router.py",
     "protocol/common/logs.py",
     "worker/schedule/adapter_changes.py",
