@@ -101,12 +101,12 @@ ROUTES = (
 def create_app(
     gateway: GatewayState,
     link: RouterLink,
-    foreman: SupervisorClient | None = None,
-    caffeine: SleepInhibitor | None = None,
+    supervisor: SupervisorClient | None = None,
+    inhibitor: SleepInhibitor | None = None,
 ) -> ASGIApp:
-    """Return the application; its lifespan starts `link` and `foreman`.
+    """Return the application; its lifespan starts `link` and `supervisor`.
 
-    `caffeine`: keeps the machine awake while requests are in flight.
+    `inhibitor`: keeps the machine awake while requests are in flight.
     """
 
     def no_room() -> RequestError:
@@ -115,7 +115,7 @@ def create_app(
         return dispatcher.admission.busy(assigned, "The server's memory for request bodies is full")
 
     # Not added as Starlette middlewares: the response to an unhandled exception bypasses those.
-    routes = _routes(gateway, link, foreman, caffeine)
+    routes = _routes(gateway, link, supervisor, inhibitor)
     budget = BodyBudget(gateway.settings.body_budget_bytes)
     app: ASGIApp = BodyBudgetMiddleware(routes, budget, no_room, frozenset((files.PATH,)))
     routes.state.lines_app = app
@@ -150,19 +150,19 @@ def _origin_policy(gateway: GatewayState) -> OriginPolicy:
 def _routes(
     gateway: GatewayState,
     link: RouterLink,
-    foreman: SupervisorClient | None,
-    caffeine: SleepInhibitor | None,
+    supervisor: SupervisorClient | None,
+    inhibitor: SleepInhibitor | None,
 ) -> Starlette:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        if foreman is not None:
-            foreman.start(gateway.dispatcher.catalogue.on_model_states)
+        if supervisor is not None:
+            supervisor.start(gateway.dispatcher.catalogue.on_model_states)
         link.start(gateway.dispatcher.on_message, gateway.dispatcher.lost)
         watchdog = LoopWatchdog()
         watchdog.start()
         recover(gateway)
         gateway.journal.start(partial(_wake_readers, asyncio.get_running_loop(), gateway))
-        sweeper = asyncio.create_task(_sweep(gateway, caffeine, watchdog))
+        sweeper = asyncio.create_task(_sweep(gateway, inhibitor, watchdog))
         if gateway.batches is not None:
             gateway.batches.start(batch_lines.sender(gateway, app.state.lines_app))
         try:
@@ -172,10 +172,10 @@ def _routes(
                 await gateway.batches.close()
             watchdog.close()
             sweeper.cancel()
-            if caffeine is not None:
-                caffeine.close()
-            if foreman is not None:
-                foreman.close()
+            if inhibitor is not None:
+                inhibitor.close()
+            if supervisor is not None:
+                supervisor.close()
                 _remove_leftovers(gateway.settings)
             link.close()
             gateway.offload.close()
@@ -202,7 +202,7 @@ def _remove_leftovers(settings: GatewaySettings) -> None:
         ServerLock("roundhouse gateway", settings.host, settings.port).release()
 
 
-async def _sweep(gateway: GatewayState, caffeine: SleepInhibitor | None, watchdog: LoopWatchdog) -> None:
+async def _sweep(gateway: GatewayState, inhibitor: SleepInhibitor | None, watchdog: LoopWatchdog) -> None:
     wakefulness, dispatcher = KeepAwake(), gateway.dispatcher
     while True:
         await asyncio.sleep(SWEEP_S)
@@ -211,7 +211,7 @@ async def _sweep(gateway: GatewayState, caffeine: SleepInhibitor | None, watchdo
             dispatcher.sweep()
             gateway.answers.sweep()
             gateway.background.pump()
-            if caffeine is not None:
-                caffeine.keep(wakefulness.is_wanted(len(dispatcher.flights) > 0, time.monotonic()))
+            if inhibitor is not None:
+                inhibitor.keep(wakefulness.is_wanted(len(dispatcher.flights) > 0, time.monotonic()))
         except Exception:  # every timeout of the gateway depends on the next sweep
             log.exception("periodic sweep failed; the next one runs in %g s", SWEEP_S)

@@ -241,8 +241,8 @@ class Catalogue:
         if self._tell is not None:
             local = filter(self._is_local, self._fleet)
             ready = [worker for worker in local if worker.ready is not None]
-            told = (ReadyWorker(worker.pid, worker.model, worker.identity) for worker in ready)
-            workers = sorted(told, key=lambda worker: worker.pid)
+            reported = (ReadyWorker(worker.pid, worker.model, worker.identity) for worker in ready)
+            workers = sorted(reported, key=lambda worker: worker.pid)
             desired = DesiredModels(
                 wanted=wanted,
                 serving=[worker.pid for worker in workers],

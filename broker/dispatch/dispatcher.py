@@ -442,8 +442,8 @@ class Dispatcher:
                 log.error("worker for %s (pid %d) is unresponsive: %s", worker.model, worker.pid, how)
         for flight in self.flights:
             if flight.becomes_long(now):
-                told = "%s generates for %g s without max_tokens: %d tokens so far (see --max-tokens-default)"
-                log.info(told, flight.id, LONG_S, len(flight.tokens))
+                text = "%s generates for %g s without max_tokens: %d tokens so far (see --max-tokens-default)"
+                log.info(text, flight.id, LONG_S, len(flight.tokens))
         self.adapters.sweep()
         self.catalogue.update()
         self.failover.sweep()

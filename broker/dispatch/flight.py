@@ -439,10 +439,10 @@ class Flights:
         if isinstance(flight.request, Embed | Rank):
             answered = sorted(flight.answered)
             return replace(flight.request, id=id, deadline_s=deadline_s, answered=answered)
-        told: dict[str, Any] = {"resume": list(flight.tokens), "scored": flight.scored}
+        progress: dict[str, Any] = {"resume": list(flight.tokens), "scored": flight.scored}
         if flight.reuse is not None:
-            told["left_out"] = flight.reuse.left_out  # another worker might choose differently
-        return replace(flight.request, id=id, deadline_s=deadline_s, **told)
+            progress["left_out"] = flight.reuse.left_out  # another worker might choose differently
+        return replace(flight.request, id=id, deadline_s=deadline_s, **progress)
 
     def _begin(self, flight: Flight, attempt: Attempt) -> None:
         flight.attempt, flight.former, flight.was_placed = attempt, None, True

@@ -62,5 +62,5 @@ def error_response(error: RequestError, scope: Scope | None = None) -> Response:
 def log_refusal(log: logging.Logger, scope: Scope, error: RequestError) -> None:
     """Log the refusal of a request by a middleware, which no route sees."""
     client = scope["client"][0] if scope.get("client") else "?"
-    asked, told = (scope["method"], scope["path"], client), about(request_id=request_id(scope))
-    log.info("%s %r from %s refused: %s", *asked, error.message, extra=told)
+    line, extra = (scope["method"], scope["path"], client), about(request_id=request_id(scope))
+    log.info("%s %r from %s refused: %s", *line, error.message, extra=extra)

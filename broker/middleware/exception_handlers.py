@@ -26,8 +26,8 @@ Handler = Callable[[Request, Exception], Awaitable[Response]]
 async def _on_request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
     if error.kind.status >= 500 and request.method == "POST":
-        told = about(request_id=context_of(request).id, code=error.code)
-        log.warning("%s %s refused: %s", request.method, request.url.path, error, extra=told)
+        extra = about(request_id=context_of(request).id, code=error.code)
+        log.warning("%s %s refused: %s", request.method, request.url.path, error, extra=extra)
     return error_response(error, request.scope)
 
 
@@ -72,8 +72,8 @@ async def _on_client_disconnect(request: Request, error: Exception) -> Response:
 
 
 async def _on_exception(request: Request, error: Exception) -> Response:
-    told = about(request_id=context_of(request).id)
-    log.error("%s %s failed", request.method, request.url.path, exc_info=error, extra=told)
+    extra = about(request_id=context_of(request).id)
+    log.error("%s %s failed", request.method, request.url.path, exc_info=error, extra=extra)
     return error_response(RequestError(Code.INTERNAL_ERROR), request.scope)
 
 

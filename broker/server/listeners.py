@@ -39,10 +39,10 @@ def take_over(environ: MutableMapping[str, str], pid: int) -> list[socket.socket
     variables from `environ`. Raises `ValueError` or `OSError` for a descriptor that is not a listening
     socket.
     """
-    told = {name: environ.pop(name, "") for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")}
-    if told["LISTEN_PID"] != str(pid):  # unset, or meant for a parent process
+    variables = {name: environ.pop(name, "") for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")}
+    if variables["LISTEN_PID"] != str(pid):  # unset, or meant for a parent process
         return []
-    return [adopted(FIRST_HANDED_OVER + number) for number in range(int(told["LISTEN_FDS"]))]
+    return [adopted(FIRST_HANDED_OVER + number) for number in range(int(variables["LISTEN_FDS"]))]
 
 
 def check_exposure(

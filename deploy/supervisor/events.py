@@ -160,12 +160,12 @@ def describe(event: Died | NotStarted, lived_s: float, *, quoted: bool = True) -
         return f"{event.name} could not be started: {event.reason}"
     child = f"{event.name} (pid {event.pid})"
     about = f", {event.about}" if event.about else ""
-    said = f"{about}, last output {event.words!r}" if quoted and event.words else about
+    details = f"{about}, last output {event.words!r}" if quoted and event.words else about
     if event.returncode < 0:
         name = _signal_name(-event.returncode)
         verb = "ended on" if name == "SIGTERM" else "was killed by"  # SIGTERM is how a normal stop begins
-        return f"{child} {verb} {name} after {lived_s:.1f} s{said}"
-    return f"{child} exited with status {event.returncode} after {lived_s:.1f} s{said}"
+        return f"{child} {verb} {name} after {lived_s:.1f} s{details}"
+    return f"{child} exited with status {event.returncode} after {lived_s:.1f} s{details}"
 
 
 def reason_of(event: Died | NotStarted) -> str:

@@ -70,12 +70,12 @@ class Fallbacks:
         self._due.pop(child, None)
         self.died(child, now)
         number, last = 1 + self._plans[child] - self._left[child], 1 + self._plans[child]
-        told = Report(f"{entry.name}: {why}; plan {number} of {last} takes over", logging.ERROR)
+        report = Report(f"{entry.name}: {why}; plan {number} of {last} takes over", logging.ERROR)
         if is_there and entry.state is ChildState.RUNNING:
             self._switching.add(child)
-            return [told, UseFallback(child), Kill(entry.name)]  # restarted when it is gone
+            return [report, UseFallback(child), Kill(entry.name)]  # restarted when it is gone
         entry.state, entry.due = ChildState.WAITING, now
-        return [told, UseFallback(child)]
+        return [report, UseFallback(child)]
 
     def is_serving(self, entry: ChildEntry, now: float) -> bool:
         """Return whether an ended process was killed for a switch of plans; if so, restart it at once."""

@@ -118,10 +118,10 @@ class Pulls:
             status = process.wait()
             self._on_progress(download, _Progress(failure=f"The download ended with status {status}."))
 
-    def _on_progress(self, download: _Download, told: _Progress) -> None:
-        stage: PullStage = "failed" if told.failure else told.stage
-        failure = told.failure[:FAILURE_CHARACTERS_MAX]
-        done, total = told.done, told.total
+    def _on_progress(self, download: _Download, progress: _Progress) -> None:
+        stage: PullStage = "failed" if progress.failure else progress.stage
+        failure = progress.failure[:FAILURE_CHARACTERS_MAX]
+        done, total = progress.done, progress.total
         if failure:
             done, total = download.state.done_bytes, download.state.total_bytes
             log.warning("not downloaded: %s", failure)

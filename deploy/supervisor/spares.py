@@ -128,8 +128,8 @@ class Spares:
             decisions += [Report(f"{name}: the spare does not respond", logging.WARNING), Kill(name)]
         if self._there_by is not None and now >= self._there_by:
             self._there_by = None
-            told = f"the spare was not ready within {THERE_S_MAX:g} s: killing it"
-            decisions += [Report(told, logging.WARNING), Kill(SPARE)]
+            message = f"the spare was not ready within {THERE_S_MAX:g} s: killing it"
+            decisions += [Report(message, logging.WARNING), Kill(SPARE)]
         if self._begins_at is not None and now >= self._begins_at:
             self._begins_at = None
         if (

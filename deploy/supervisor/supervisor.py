@@ -86,7 +86,7 @@ class _PullChanged:
     """A download has made progress."""
 
 
-_Heard = Event | ReloadOrder | DesiredModels | _NextReload | _PullChanged
+_QueueItem = Event | ReloadOrder | DesiredModels | _NextReload | _PullChanged
 
 
 class Supervisor:
@@ -108,7 +108,7 @@ class Supervisor:
         listener: socket.socket | None = None,
     ) -> None:
         """`listener`: the socket on which gateways listen for clients; None: each opens its own."""
-        self._events: queue.SimpleQueue[_Heard] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[_QueueItem] = queue.SimpleQueue()
         self._reloading = reloading
         self._memory_budget = memory_budget
         self._control: Control | None = None
@@ -194,7 +194,7 @@ class Supervisor:
 
     # --- in ---
 
-    def _next_event(self) -> _Heard | None:
+    def _next_event(self) -> _QueueItem | None:
         wake_at, now = self._lifecycle.wake_at(), time.monotonic()
         wait_s = WAKE_S_MAX if wake_at is None else max(0.0, wake_at - now)
         wait_s = min(wait_s, MEASURE_S if self._on_demand else WAKE_S_MAX)
@@ -210,33 +210,33 @@ class Supervisor:
         cpu_s = sum(map(self._processes.cpu_s, names))
         return self._idle_watch.is_idle(cpu_s, time.monotonic())
 
-    def _understood(self, heard: _Heard | None, line: int) -> Sequence[Event | None]:
+    def _understood(self, item: _QueueItem | None, line: int) -> Sequence[Event | None]:
         """Translate queue items into events, with child names in place of process ids. None: a timeout."""
-        match heard:
+        match item:
             case ReloadOrder():
                 running = [name for name in self._workers() if self._lifecycle.stage(name) == "running"]
-                if refusal := self._reloads.begin(heard, running):
+                if refusal := self._reloads.begin(item, running):
                     self._answer(False, refusal)
                     return [None]
                 return [self._next_reload()]
             case _NextReload():
                 return [self._next_reload()]
             case DesiredModels():
-                if heard.pulls is not None:
-                    self._pulls.order(heard.pulls, line)
-                return self._ordered(heard)
+                if item.pulls is not None:
+                    self._pulls.order(item.pulls, line)
+                return self._ordered(item)
             case _PullChanged():
                 return [None]  # the gateway is told after each event
             case StopAsked(by) if self._quiet is not None:
                 self._quiet.stop(by)
-                return [heard]
+                return [item]
             case Died(_, pid) | ChildMessage(_, pid):
                 name = self._processes.names().get(pid)
                 if name is None:
                     return [None]  # it was given up on after SIGKILL, and another process has its name
-                return self._named(replace(heard, name=name))
+                return self._named(replace(item, name=name))
             case _:
-                return [heard]
+                return [item]
 
     def _named(self, event: Died | ChildMessage) -> Sequence[Event]:
         # The gateway, if there is one, reports which workers serve: a loaded one is not connected to it yet.
