@@ -35,12 +35,10 @@ from broker.api.tokens import routes as tokens
 from broker.dialects.host_patterns import HostPatterns
 from broker.middleware import exception_handlers as errors
 from broker.middleware.auth import AuthMiddleware
-from broker.middleware.body_budget import BodyBudgetMiddleware
 from broker.middleware.content_encoding import ContentEncodingMiddleware
 from broker.middleware.context import RequestContextMiddleware
-from broker.middleware.limits import BodyBudget
+from broker.middleware.limits import LIMITS, REMAINING, BodyBudget, BodyBudgetMiddleware, RateLimitMiddleware
 from broker.middleware.origins import LocalCORSMiddleware, OriginMiddleware, OriginPolicy, names_of
-from broker.middleware.ratelimit_headers import LIMITS, REMAINING, RateLimitMiddleware
 from broker.middleware.timing import TimingMiddleware
 from broker.page import page
 from broker.requests import batch_lines, cache_header

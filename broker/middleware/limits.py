@@ -1,6 +1,6 @@
-"""Limits on concurrent requests per API key and on the memory of request bodies. Pure counters.
+"""Limits on concurrent requests per API key and on the memory of request bodies: counters and middlewares.
 
-Every allocation must be freed; `held` does both.
+Every allocation must be freed; `KeyConcurrency.held` does both.
 """
 
 from __future__ import annotations
@@ -9,8 +9,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from broker.middleware.context import context_of
 from protocol.common.api_keys import ApiKey
 from protocol.errors import Code, RequestError
+
+LIMITS = (b"x-ratelimit-limit-requests", b"anthropic-ratelimit-requests-limit")
+REMAINING = (b"x-ratelimit-remaining-requests", b"anthropic-ratelimit-requests-remaining")
 
 
 class KeyConcurrency:
@@ -68,6 +74,39 @@ class KeyConcurrency:
         return len(self._held)
 
 
+class RateLimitMiddleware:
+    """ASGI middleware, inside `AuthMiddleware`, that adds rate limit headers if the key has a limit.
+
+    OpenAI's and Anthropic's clients expect their names. The limit is not a rate but a number of concurrent
+    requests per key; the remainder counts the current request. There is no reset time: a slot is freed when a
+    response ends. A rejected request gets Retry-After.
+    """
+
+    def __init__(self, app: ASGIApp, key_concurrency: KeyConcurrency) -> None:
+        self._app = app
+        self._key_concurrency = key_concurrency
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        key = context_of(scope).key if scope["type"] == "http" else None
+        if key is None or self._key_concurrency.limit(key) is None:
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_quota(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *self._headers(key)]
+            await send(message)
+
+        await self._app(scope, receive, send_with_quota)
+
+    def _headers(self, key: ApiKey) -> Iterator[tuple[bytes, bytes]]:
+        for names, count in (
+            (LIMITS, self._key_concurrency.limit(key)),
+            (REMAINING, self._key_concurrency.available(key)),
+        ):
+            yield from ((name, b"%d" % (count or 0)) for name in names)
+
+
 class BodyBudget:
     """Memory budget for request bodies, in bytes, from their arrival until the response has been sent."""
 
@@ -88,3 +127,42 @@ class BodyBudget:
 
     def free(self, count: int) -> None:
         self.held -= count
+
+
+class BodyBudgetMiddleware:
+    """ASGI middleware that takes a request's body out of a budget until its response has been sent.
+
+    Until then the body is in memory, as bytes, parsed, or passed on.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        budget: BodyBudget,
+        refusal: Callable[[], RequestError],
+        streamed: frozenset[str] = frozenset(),
+    ) -> None:
+        """`refusal`: returns the error for a request whose body exceeds the budget. `streamed`: paths whose
+        bodies are not in memory, but written to a disk as they arrive."""
+        self._app = app
+        self._budget = budget
+        self._refusal = refusal
+        self._streamed = streamed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        held = 0
+
+        async def receive_counted() -> Message:
+            nonlocal held
+            message = await receive()
+            size = len(message.get("body", b""))
+            if not self._budget.allocate(size):
+                raise self._refusal()
+            held += size
+            return message
+
+        try:
+            is_streamed = scope.get("path") in self._streamed
+            await self._app(scope, receive if is_streamed else receive_counted, send)
+        finally:
+            self._budget.free(held)

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from broker.middleware.ratelimit_headers import LIMITS, REMAINING
+from broker.middleware.limits import LIMITS, REMAINING
 from tests.broker.application import House, house_with_worker
 from tests.broker.asgi import until
 from tests.factories import accepted, finished
