@@ -136,14 +136,22 @@ def configured(
 ) -> Sequence[Asked]:
     """Return the requests as they are admitted. Raises `RequestError` if the model cannot do the task."""
     require(task_of(requests[0]), target.capabilities, target.model)
-    namespace, max_tokens = gateway.prefix_namespace(context), gateway.settings.max_tokens_default
-    requests = [_configured(each, namespace, max_tokens, target.adapter) for each in requests]
-    if gateway.settings.log_prompts:
-        access_log.log_prompts(requests)
-    client = context.client
+    settings, namespace = gateway.settings, gateway.prefix_namespace(context)
+    shared: dict[str, Any] = {"client": context.client}
     if context.is_batch_line:
-        return [structs.replace(each, client=client, priority=BATCH_PRIORITY) for each in requests]
-    return [structs.replace(each, client=client) for each in requests]
+        shared["priority"] = BATCH_PRIORITY
+
+    def admitted(each: Asked) -> Asked:
+        if not isinstance(each, Generate):
+            return structs.replace(each, **shared)  # it uses no cache
+        max_tokens = settings.max_tokens_default if each.max_tokens is None else each.max_tokens
+        salt = salt_in(namespace, each.cache_salt)
+        return structs.replace(each, adapter=target.adapter, cache_salt=salt, max_tokens=max_tokens, **shared)
+
+    requests = [admitted(each) for each in requests]
+    if settings.log_prompts:
+        access_log.log_prompts(requests)
+    return requests
 
 
 def submission(
@@ -173,13 +181,3 @@ def captured(
 def end_logger(context: RequestContext) -> Callable[[Flight, int], None]:
     """Return the function that logs the end of a flight of this request, with a status."""
     return partial(access_log.log_end, context.id, context.key.name if context.key else "")
-
-
-def _configured(request: Asked, namespace: str, max_tokens_default: int | None, adapter: str) -> Asked:
-    """Return the request with its adapter, its salt in a namespace of the prefix cache, and a maximum of
-    tokens."""
-    if not isinstance(request, Generate):
-        return request  # it uses no cache
-    max_tokens = max_tokens_default if request.max_tokens is None else request.max_tokens
-    salt = salt_in(namespace, request.cache_salt)
-    return structs.replace(request, adapter=adapter, cache_salt=salt, max_tokens=max_tokens)
