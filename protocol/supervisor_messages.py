@@ -1,4 +1,4 @@
-"""Messages between a supervisor and its gateway, sent over `supervisor_channel`.
+"""Messages between a supervisor and its gateway, sent over a `Channel`.
 
 The supervisor sends the models and their states (`ModelStates`); the gateway sends which of them shall run,
 and the states of their workers (`DesiredModels`). Each message is complete and replaces those before it, so
@@ -28,7 +28,7 @@ class ModelState(Struct, frozen=True, kw_only=True, omit_defaults=True):
     `weight_bytes`: size of its weight files; None: they are not on this machine. `memory_bytes`: memory of
     its processes. `leaving`: ids of processes that accept no new requests and end when theirs finish.
     `restarts`: number of unexpected exits; `last_end`: a description of the last one; `last_end_reason`: its
-    code (`sigkill`, `exit_1`, `not_started`). `replicas`: number of workers. `failure`: why the last start
+    code (“sigkill”, “exit_1”, “not_started”). `replicas`: number of workers. `failure`: why the last start
     failed, in a sentence; empty once the model is loaded. `loaded`: a worker that runs has loaded it.
     `task`: what it is made for, known before it is loaded; None: its files are not on this machine.
     """

@@ -24,9 +24,9 @@ class ChildChannel(Channel, ABC, Generic[T]):
     """Channel to a child, whose messages are read on a separate thread."""
 
     def __init__(self, child: str) -> None:
-        """`child`: the kind of process, for the log. `theirs`: the end that it inherits. Raises
-        `OSError`."""
+        """`child`: the kind of process, for the log. Raises `OSError`."""
         line, self.theirs = socket.socketpair()
+        """The end that the child inherits."""
         super().__init__(line)
         self._child = child
         self._thread: threading.Thread | None = None

@@ -169,7 +169,7 @@ def describe(event: Died | NotStarted, lived_s: float, *, quoted: bool = True) -
 
 
 def reason_of(event: Died | NotStarted) -> str:
-    """Return the cause of an exit as a code for programs: `sigkill`, `exit_1`, `not_started`."""
+    """Return the cause of an exit as a code for programs: “sigkill”, “exit_1”, “not_started”."""
     if isinstance(event, NotStarted):
         return "not_started"
     if event.returncode < 0:

@@ -358,7 +358,7 @@ class ModelLoader:
         drafter: DraftProposer | None,
         image_preprocessor: ImagePreprocessor | None = None,
     ) -> Model:
-        """Build the model around a loaded network, probe it and warm it up. `open_network`: how it was
+        """Build the model around a loaded network, probe it and warm it up. `opened`: how it was
         loaded."""
         from worker.engine.caches.capability_probe import probe_capabilities
         from worker.models.probes.cache import ProbeCache, key_of

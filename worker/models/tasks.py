@@ -16,9 +16,9 @@ _VERBS: dict[Task, str] = {"generate": "generate text", "embed": "embed texts", 
 
 
 def find_task(folder: Path, config: ModelConfig, name: str, asked: Task | None) -> Task:
-    """Return the task. `name`: the model's original name. `requested`: overrides the detection.
+    """Return the task. `name`: the model's original name. `asked`: overrides the detection.
 
-    Raises `ModelError` if the model cannot do the requested task.
+    Raises `ModelError` if the model cannot do that task.
     """
     able = supported_tasks(config.architecture, config.architectures)
     if asked is None:

@@ -73,7 +73,7 @@ def _writes(network: Any) -> bool:
 
 
 def like(network: VisionNetwork) -> Callable[[Path], VisionNetwork]:
-    """Return a function that opens a folder like `network`, with the position axes found by `probe_text`."""
+    """Return a function that opens a folder like `network`, with the position axes found by `try_text`."""
 
     def open_network(folder: Path) -> VisionNetwork:
         opened = load_network(folder)

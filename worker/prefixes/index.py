@@ -83,8 +83,9 @@ class PrefixIndex:
     def find(self, keys: tuple[int, ...], *, salt: str = "", limit: int, ram_only: bool = False) -> Match:
         """Return the longest restorable prefix of a prompt, up to `limit`, and mark its items as used.
 
-        `miss`: `diverged_at_N`: no block has the key at position N; `incomplete`: blocks have more of the
-        keys, but their payload is not in memory, or a state or the columns of a sliding window are missing.
+        Its `miss` is “diverged_at_N” if no block has the key at position N, or “incomplete” if blocks have
+        more of the keys, but their payload is not in memory, or a state or the columns of a sliding window
+        are missing.
         """
         limit = min(limit, len(keys))
         path, known = self._tree.walk(keys, salt, limit)

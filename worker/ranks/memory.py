@@ -60,9 +60,10 @@ class MemoryReporter:
 
 
 class RankMemoryTable:
-    """The followers' last reports, on the leader. `receive`: `LeaderLine.receive`."""
+    """The followers' last reports, on the leader."""
 
     def __init__(self, hear: Callable[[float], rpc.Word | None]) -> None:
+        """`hear`: returns the next message that comes within some seconds, if any."""
         self._hear = hear
         self._taken: dict[int, RankMemory] = {}
 

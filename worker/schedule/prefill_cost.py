@@ -26,7 +26,7 @@ PREFILL_SHARE, CALL_SHARE = 3.0, 5.0
 """Time for prefill as a multiple of the decode step, and of the shortest one, even if the target leaves less.
 A decode step takes little longer for many rows than for one, so it pays to start rows soon, and a call reads
 all weights, as a step does, before it computes anything. Where decoding alone takes the target, requests
-complete in half of the time that a multiple of 0.3 gives them (`bench.schedules`)."""
+complete in half of the time that a multiple of 0.3 gives them (measured with bench/schedules.py)."""
 PAUSES_MAX = 3
 """Maximum number of steps without prefill in which the first decode step is measured."""
 LATE_SHARE = 0.02

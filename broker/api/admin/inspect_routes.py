@@ -27,7 +27,7 @@ BODY_CHARACTERS_MAX = 64 * 1024
 
 
 async def list_kept(request: Request) -> Response:
-    """List the captured requests, the latest first. `enabled`: whether requests are captured."""
+    """List the captured requests, the latest first, and whether requests are captured at all."""
     inspection = gateway_of(request).inspection
     moment = StatusSnapshot(time.monotonic(), time.time())
     kept = [_summary(each, moment) for each in reversed(inspection.kept if inspection else ())]

@@ -118,9 +118,7 @@ async def compact(asked: Request) -> ASGIApp:
         partial(_conversation, read, target, compaction.placed(recalled)),
         partial(request.generate, read, offer, id=id, incarnation=gateway.dispatcher.incarnation),
     )
-    envelope = request.envelope(
-        read, id=id, model=target.name, created_at=int(time.time()), kept=False
-    )
+    envelope = request.envelope(read, id=id, model=target.name, created_at=int(time.time()), kept=False)
     answer = ResponseBuilder(
         envelope, ResponseOutput(stem, request.style(read, offer, compacts=True)), clock=time.time
     )

@@ -50,7 +50,7 @@ class Processor:
     """Wraps upstream's processor. Thread-safe, because calls leave no state behind (but see `tokenize`)."""
 
     def __init__(self, upstreams: Any) -> None:
-        """`upstream`: a processor of mlx-vlm, owned by this object from now on. Raises `ValueError` for one
+        """`upstreams`: a processor of mlx-vlm, owned by this object from now on. Raises `ValueError` for one
         that is built differently."""
         if getattr(upstreams, "image_processor", None) is None:
             raise ValueError("its processor accepts no images")

@@ -102,7 +102,7 @@ class ShardGroup:
     # --- the network ---
 
     def open(self, folder: Path, look: Callable[[nn.Module], None] | None = None) -> ShardNetwork:
-        """Open this rank's shard of a network; no weights are read. `inspect`: called with the whole network.
+        """Open this rank's shard of a network; no weights are read. `look`: called with the whole network.
         Raises `ModelError` if it cannot be split, and whatever upstream raises if it cannot be opened."""
         network, config = load_model(folder, lazy=True, model_config=overrides(folder))
         if look is not None:
