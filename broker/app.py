@@ -41,9 +41,8 @@ from broker.middleware.limits import LIMITS, REMAINING, BodyBudget, BodyBudgetMi
 from broker.middleware.origins import LocalCORSMiddleware, OriginMiddleware, OriginPolicy, names_of
 from broker.middleware.timing import TimingMiddleware
 from broker.page import page
-from broker.requests import batch_lines, cache_header
+from broker.requests import batch_lines, opening_headers
 from broker.requests.recovery import recover
-from broker.requests.respond import RELAXED_HEADER
 from broker.server.loop_watchdog import LoopWatchdog
 from broker.state import GatewayState
 from broker.transport.keep_awake import KeepAwake, SleepInhibitor
@@ -63,8 +62,8 @@ EXPOSED_HEADERS = (
     "request-id",
     "x-should-retry",
     "openai-processing-ms",
-    cache_header.HEADER.decode(),
-    RELAXED_HEADER.decode(),
+    opening_headers.CACHE_HEADER.decode(),
+    opening_headers.RELAXED_HEADER.decode(),
     *(name.decode() for name in (*LIMITS, *REMAINING)),
 )
 """Response headers that scripts from other origins may read."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from starlette.requests import Request
 
+from broker.answers.answer import Scheduler
 from broker.answers.answers import DurableAnswers
 from broker.answers.background import BackgroundQueue, has_free_row
 from broker.api.batches.runner import BatchRunner
@@ -37,8 +38,10 @@ Fetch = Callable[[str, Callable[[int], None]], Awaitable[bytes]]
 """A `broker.requests.fetching.Fetcher`; that module is imported only if it is needed."""
 
 
-def _later(call: Callable[[], None]) -> None:
-    asyncio.get_running_loop().call_soon(call)
+def scheduler() -> Scheduler:
+    """Return the scheduler of the running event loop."""
+    loop = asyncio.get_running_loop()
+    return Scheduler(time.monotonic, loop.call_soon, loop.call_later)
 
 
 @dataclass(slots=True, eq=False)
@@ -82,7 +85,7 @@ class GatewayState:
     def __post_init__(self) -> None:
         self.answers = DurableAnswers(
             time.monotonic,
-            _later,
+            scheduler,
             give_up=self.dispatcher.give_up,
             window_s=self.settings.reattach_window_s,
         )

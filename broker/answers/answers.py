@@ -10,8 +10,10 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 
-from broker.answers.answer import DurableAnswer, Later
+from broker.answers.answer import Answer, Scheduler
+from broker.answers.disk_gate import DiskGate
 from broker.dispatch.flight import Flight
 from protocol.errors import Code, RequestError
 
@@ -31,34 +33,35 @@ class DurableAnswers:
     def __init__(
         self,
         clock: Callable[[], float],
-        later: Later,
+        scheduler: Callable[[], Scheduler],
         *,
         give_up: Callable[[Flight, Code, str], None],
         window_s: float,
         count_max: int = ANSWERS_MAX,
         bytes_max: int = ANSWERS_BYTES_MAX,
     ) -> None:
-        """`give_up`: fails a flight and cancels it at its worker."""
+        """`scheduler`: returns that of the running loop. `give_up`: fails a flight and cancels it at its
+        worker."""
         self.window_s = window_s
         self.counts: Counter[str] = Counter()
         """Answers since the start: `kept`, `joined` by a retry, `abandoned`, `evicted`, `refused`."""
         self._clock = clock
         self._give_up = give_up
-        self._later = later
+        self._scheduler = scheduler
         self._count_max = count_max
         self._bytes_max = bytes_max
         self.committed: Callable[[], int] = lambda: 0
         """Returns the number of the journal's last operation that is on the disk."""
-        self._held: dict[DurableAnswer, None] = {}
-        self._all: dict[DurableAnswer, None] = {}
+        self._held: dict[Answer, None] = {}
+        self._all: dict[Answer, None] = {}
         self._used = 0
-        self._by_key: dict[tuple[str, str], DurableAnswer] = {}
-        self._by_name: dict[tuple[str, str], DurableAnswer] = {}
+        self._by_key: dict[tuple[str, str], Answer] = {}
+        self._by_name: dict[tuple[str, str], Answer] = {}
 
     def __len__(self) -> int:
         return len(self._all)
 
-    def __iter__(self) -> Iterator[DurableAnswer]:
+    def __iter__(self) -> Iterator[Answer]:
         return iter(list(self._all))
 
     @property
@@ -70,65 +73,57 @@ class DurableAnswers:
     def running(self) -> int:
         return sum(not answer.over for answer in self._all)
 
-    def find(self, owner: str, name: str) -> DurableAnswer | None:
+    def find(self, owner: str, name: str) -> Answer | None:
         """Return the answer with this public id."""
         return self._by_name.get((owner, name))
 
-    def claim(self, owner: str, key: str, digest: bytes) -> tuple[DurableAnswer, bool]:
+    def claim(self, owner: str, key: str, digest: bytes) -> tuple[Answer, bool]:
         """Return the answer of an idempotency key, and whether it is new: then the caller opens it.
 
-        Raises `RequestError` if the key stands for another request, or nothing more can be kept.
+        One that failed is computed anew. Raises `RequestError` if the key stands for another request, or
+        nothing more can be kept.
         """
         answer = self._by_key.get((owner, key))
-        if answer is None:
+        if answer is None or (answer.end is not None and answer.end.has_failed):
             return self.new(owner, key=key, digest=digest), True
         if answer.digest != digest:
             raise RequestError(Code.IDEMPOTENCY_KEY_REUSED, REUSED)
         self.counts["joined"] += 1
         return answer, False
 
-    def new(self, owner: str, *, key: str = "", digest: bytes = b"") -> DurableAnswer:
+    def new(self, owner: str, *, key: str = "", digest: bytes = b"") -> Answer:
         """Add an answer. Raises `RequestError` if nothing more can be kept."""
         self._make_room(1)
         if len(self._all) >= self._count_max or self._used >= self._bytes_max:
             self.counts["refused"] += 1
             raise RequestError(Code.TEXT_GENERATION_BUSY, FULL, retry_after_s=1.0)
-        answer = DurableAnswer(owner, self._clock, self._later, key=key, digest=digest)
-        answer.left_at = self._clock()
-        answer.on_over = self._on_over
-        answer.on_held = self._on_held
+        answer = Answer(self._scheduler(), owner, key, digest, is_durable=True, left_at=self._clock())
         self._all[answer] = None
         if key:
             self._by_key[owner, key] = answer
         self.counts["kept"] += 1
         return answer
 
-    def name(self, answer: DurableAnswer, name: str) -> None:
+    def name(self, answer: Answer, name: str) -> None:
         """Make the answer known by its public id."""
         answer.name = name
         self._by_name[answer.owner, name] = answer
 
-    def drop(self, answer: DurableAnswer) -> None:
+    def drop(self, answer: Answer) -> None:
         """Forget an answer, and end it if it runs."""
         self._all.pop(answer, None)
         self._forget_key(answer)
         if self._by_name.get((answer.owner, answer.name)) is answer:
             del self._by_name[answer.owner, answer.name]
-        if not answer.over:
-            answer.fail(RequestError(Code.REQUEST_CANCELLED))
-        if answer.on_drop is not None:
-            answer.on_drop()
+        answer.drop()
 
-    def _forget_key(self, answer: DurableAnswer) -> None:
+    def _forget_key(self, answer: Answer) -> None:
         if self._by_key.get((answer.owner, answer.key)) is answer:
             del self._by_key[answer.owner, answer.key]
 
-    def _on_over(self, answer: DurableAnswer) -> None:
-        if answer.failed:
-            self._forget_key(answer)  # a retry computes it anew
-
-    def _on_held(self, answer: DurableAnswer) -> None:
-        self._held[answer] = None
+    def wait_for_disk(self, answer: Answer) -> None:
+        """Let readers have only what the journal has from now on."""
+        answer.disk = DiskGate(self._clock, partial(self._held.setdefault, answer))
 
     def on_committed(self) -> None:
         """Let readers have what the journal has written."""
@@ -140,7 +135,7 @@ class DurableAnswers:
     def flush(self) -> None:
         """Write what was collected of the answers. Call this before the journal is closed."""
         for answer in self._all:
-            answer.on_flush(0.0)
+            answer.flush(0.0)
 
     def sweep(self) -> None:
         """Write what was collected, and forget what nobody has come back for. Call this a few times a
@@ -148,13 +143,12 @@ class DurableAnswers:
         now = self._clock()
         for answer in list(self._all):
             answer.sweep()
-            if answer.left_at is None:
+            if answer.left_at is None or (answer.end is None and answer.in_background):
                 continue
-            if not answer.over:
-                if not answer.is_durable and now - answer.left_at >= self.window_s:
+            since = answer.left_at if answer.end is None else max(answer.left_at, answer.end.at)
+            if now - since >= self.window_s:
+                if answer.end is None:
                     self.counts["abandoned"] += 1
-                    self.drop(answer)
-            elif now - max(answer.left_at, answer.ended_at) >= self.window_s:
                 self.drop(answer)
         self._used = sum(answer.nbytes for answer in self._all)
         self._make_room(0)
@@ -164,7 +158,7 @@ class DurableAnswers:
         if self._used <= self._bytes_max and len(self._all) + count <= self._count_max:
             return
         for answer in list(self._all):
-            if answer.over and not answer.has_readers:
+            if answer.over and answer.left_at is not None:
                 self._used -= answer.nbytes
                 self.counts["evicted"] += 1
                 self.drop(answer)

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from broker.answers.answer import DurableAnswer
+from broker.answers.answer import Answer
 from broker.dispatch.dispatcher import Dispatcher
 from broker.dispatch.fleet import UnloadedModel
 from protocol.errors import Code, RequestError
@@ -29,7 +29,7 @@ _REFUSED_MAX = 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Waiting:
-    answer: DurableAnswer
+    answer: Answer
     model: str
     start: Callable[[], None]
     since: float
@@ -41,7 +41,7 @@ class BackgroundQueue:
     def __init__(self, has_free_row: Callable[[str], bool], clock: Callable[[], float]) -> None:
         self._has_free_row = has_free_row
         self._clock = clock
-        self._waiting: dict[DurableAnswer, _Waiting] = {}
+        self._waiting: dict[Answer, _Waiting] = {}
         self._is_pumping = False
 
     def __len__(self) -> int:
@@ -53,7 +53,7 @@ class BackgroundQueue:
             message = f"{BACKGROUND_MAX} responses are queued in the background already."
             raise RequestError(Code.TEXT_GENERATION_BUSY, message, retry_after_s=60.0)
 
-    def add(self, answer: DurableAnswer, model: str, start: Callable[[], None]) -> None:
+    def add(self, answer: Answer, model: str, start: Callable[[], None]) -> None:
         """Add a request. `start` opens its flights, or raises `RequestError`."""
         self._waiting[answer] = _Waiting(answer, model, start, self._clock())
         self.pump()

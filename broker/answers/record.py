@@ -25,27 +25,32 @@ KIND = "answer"
 
 
 class AnswerRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A durable answer. `owned_by`, `key`, `digest`, `name`: its owner and the rest as in `DurableAnswer`.
-    `owner`: digest of a key, in records of earlier versions. `at`: when the checkpoints
-    were taken. Their tokens and what else follows from the output is in the pieces. `media`: digests of the
-    frames. `before`: digests of the conversation's pieces, the request's own input last. `keeps`: the
-    response is stored when it ends; `conversation`: the one that it extends. `prompts`: number of prompts."""
+    """A durable answer. `key`, `digest`, `name`: as in `Answer`."""
 
     rendering: Rendering
     checkpoints: list[Checkpoint]
+    """One for each choice; their tokens and what else follows from the output is in the pieces."""
     at: float
+    """When the checkpoints were taken."""
     owned_by: str = ""
+    """Owner of the answer."""
     owner: bytes = b""
+    """Digest of the owner's key, in records of earlier versions."""
     key: str = ""
     digest: bytes = b""
     name: str = ""
     media: list[bytes] = []
+    """Digests of the frames."""
     before: list[bytes] = []
+    """Digests of the conversation's pieces, the request's own input last."""
     keeps: bool = False
+    """Whether the response is stored when it ends."""
     conversation: str | None = None
+    """The conversation that it extends."""
     background: bool = False
     prompts: int = 1
     own_bytes: int = 0
+    """Memory of the request."""
 
 
 class DeltaRun(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -19,23 +19,24 @@ from collections.abc import Callable, Mapping
 from msgspec.structs import replace
 
 from broker.answers import record
-from broker.answers.answer import DurableAnswer, Headers
+from broker.answers.answer import Answer, AnswerObserver
+from broker.answers.open_flights import Headers
 from broker.answers.record import AnswerRecord, Piece, PieceCollector
 from broker.api.responses.store import JournalQueue
 from broker.dispatch.checkpoint import Checkpoint
 from broker.dispatch.flight import Attempt, Flight, Item
-from broker.journal.file import Append, Delete, Name, Put, Replace
+from broker.journal.file import Append, Delete, Name, Operation, Put, Replace
 from protocol.errors import Code
 from protocol.messages import Failed
 
 
-class AnswerRecorder:
+class AnswerRecorder(AnswerObserver):
     """Writes one answer: its record when it is opened or dispatched anew, its output, and its end."""
 
     def __init__(
         self,
         journal: JournalQueue,
-        answer: DurableAnswer,
+        answer: Answer,
         told: AnswerRecord,
         checkpoint: Callable[[Flight], Checkpoint],
         fingerprint: Callable[[], str],
@@ -54,17 +55,14 @@ class AnswerRecorder:
         self._attempts: dict[int, Attempt | None] = {}
         self._collected = PieceCollector()
         self._flushed_at = wall()
-        answer.on_items, answer.on_begin, answer.on_flush = self.on_items, self.on_begin, self.on_flush
-        self._forget = answer.on_over
-        answer.on_over = self._on_over
-        answer.on_drop = self.delete
+        answer.observe(self)
 
     def begin(self, blobs: Mapping[bytes, bytes]) -> None:
         """Write the record. `blobs`: all that it names, by digest."""
         self._take_checkpoints()
         head = record.encode(self._told)
         size = len(head) + sum(map(len, blobs.values()))
-        self._answer.written = self._journal.add(Put(self.name, head, blobs), size)
+        self._add(Put(self.name, head, blobs), size)
 
     def opened(self) -> None:
         """Write the record again, with the checkpoints of flights that were opened or dispatched anew."""
@@ -93,12 +91,12 @@ class AnswerRecorder:
             self.opened()
         if items:
             self._collected.add(choice, items, answer.at)
-        if answer.waits_for_disk:
+        if answer.disk is not None:
             self.flush()
 
     def on_begin(self, headers: Headers) -> None:
         self._collected.put(Piece(at=self._wall(), headers=list(headers), fingerprint=self._fingerprint()))
-        if self._answer.waits_for_disk:
+        if self._answer.disk is not None:
             self.flush()
 
     def on_flush(self, age_s: float) -> None:
@@ -110,20 +108,30 @@ class AnswerRecorder:
         """Write what was collected."""
         self._flushed_at = self._wall()
         for piece in self._collected.take():
-            self._answer.written = self._journal.add(Append(self.name, piece), len(piece))
+            self._add(Append(self.name, piece), len(piece))
 
-    def _on_over(self, answer: DurableAnswer) -> None:
-        self._forget(answer)
-        if answer.failed and not _is_shutdown(answer):
-            self.delete()
+    def _add(self, operation: Operation, nbytes: int) -> None:
+        number = self._journal.add(operation, nbytes)
+        if self._answer.disk is not None:
+            self._answer.disk.written = number
+
+    def on_over(self, answer: Answer) -> None:
+        """Write the rest and the end, or delete what failed, unless the next gateway continues it."""
+        has_failed = answer.end is not None and answer.end.has_failed
+        if has_failed and not self._is_shutdown():
+            self.on_drop()
             return
         self.flush()
-        if not answer.failed:
+        if not has_failed:
             self._journal.add(Replace(self.name, None, ended=True))
 
-    def delete(self) -> None:
+    def on_drop(self) -> None:
         self._collected.take()
         self._journal.add(Delete(self.name))
+
+    def _is_shutdown(self) -> bool:
+        ends = [flight.terminal for flight in self._flights.values()]
+        return any(isinstance(end, Failed) and end.code == Code.SHUTTING_DOWN for end in ends)
 
 
 def _divided(items: list[Item], attempt: Attempt | None) -> tuple[list[Item], list[Item]]:
@@ -131,8 +139,3 @@ def _divided(items: list[Item], attempt: Attempt | None) -> tuple[list[Item], li
     own = (number for number, item in enumerate(items) if attempt is not None and item.id == attempt.id)
     first = next(own, len(items))
     return items[:first], items[first:]
-
-
-def _is_shutdown(answer: DurableAnswer) -> bool:
-    ends = [flight.terminal for _, flight in answer.flights]
-    return any(isinstance(end, Failed) and end.code == Code.SHUTTING_DOWN for end in ends)

@@ -30,9 +30,6 @@ class Renderer(Protocol):
     content_type: bytes
     over: bool
 
-    def wait(self) -> bytes:
-        """Return what is due, or else a keepalive; empty if the format has none."""
-
     def due(self) -> bytes:
         """Return the part of the body that is due without further output, possibly empty."""
 
@@ -59,10 +56,6 @@ class SseRenderer(ABC):
     def pending(self) -> Iterable[bytes]:
         """Return the events that are due after the last item, or without one."""
         return ()
-
-    def wait(self) -> bytes:
-        """Return the pending events, or else a keepalive."""
-        return self.due() or self.beat()
 
     def due(self) -> bytes:
         self._begun = True
@@ -111,11 +104,8 @@ class DocumentRenderer(ABC):
         """Return the error of a failed flight, if any."""
         return failure_in(batches)
 
-    def wait(self) -> bytes:
-        """Return the document if it is complete, else nothing: it is sent in one piece."""
-        return self.due()
-
     def due(self) -> bytes:
+        """Return the document if it is complete, else nothing: it is sent in one piece."""
         return self.document() if self.over else b""
 
     def beat(self) -> bytes:
@@ -128,7 +118,7 @@ class DocumentRenderer(ABC):
                 self.collect(choice, item)
         if error := self.error(batches):
             raise error
-        return self.wait()
+        return self.due()
 
     def count(self, size: int) -> None:
         """Count bytes of collected items. Raises `RequestError` if they are too many."""

@@ -106,7 +106,7 @@ class Flight:
     key that sent it; empty without keys. `phases`: each with its start: `queued`, then for each attempt
     `preparing`, `waiting`, `prefill` and `decode`; `paused` between two. `epoch`: of a flight that was
     restored from a checkpoint, a name of the gateway that did; empty: it was opened here. `restores`:
-    restorations since it had reached `restored_at`.
+    restorations since it had reached `restored_at`. `is_collected`: `take` follows soon, without a bound.
     """
 
     request: Request
@@ -136,6 +136,7 @@ class Flight:
     terminal: Finished | Failed | None = None
     on_item: Callable[[], None] = lambda: None
     pending: list[Item] = field(default_factory=list)
+    is_collected: bool = False
     unread_since: float | None = None
     """Time since when its client has to read before more can be sent; None if it need not."""
     pending_excess: int = 0
@@ -259,8 +260,7 @@ class Flight:
         if self.accepted:
             return False
         self.accepted = True
-        self.prompt_tokens = message.prompt_tokens
-        self.relaxed = message.relaxed
+        self.prompt_tokens, self.relaxed = message.prompt_tokens, message.relaxed
         self._push(message)
         return True
 
@@ -316,7 +316,7 @@ class Flight:
         # Workers send no deltas without tokens, but those must be bounded too.
         if attempt.deltas >= self.tokens_max or len(self.tokens) + len(delta.tokens) > self.tokens_max:
             return DeltaResult.EXCESS
-        if len(self.pending) + self.pending_excess >= PENDING_DELTAS_MAX:
+        if not self.is_collected and len(self.pending) + self.pending_excess >= PENDING_DELTAS_MAX:
             self.fail(Code.CLIENT_TOO_SLOW)
             return DeltaResult.OVER
         self._advance(now)

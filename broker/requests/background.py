@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from broker.answers.answer import DurableAnswer
+from broker.answers.answer import Answer, AnswerObserver
 from broker.answers.background import PRIORITY
 from broker.api.rendering import ResponseRendering
 from broker.api.responses.answer import ResponseBuilder
@@ -19,9 +19,9 @@ from broker.dialects.renderers import Renderer
 from broker.dispatch.fleet import Target
 from broker.middleware.context import context_of
 from broker.requests import durable
-from broker.requests.durable import Described, open_flights
-from broker.requests.generation import captured, configured, end_logger, submission
-from broker.requests.reattach import AnswerResponse
+from broker.requests.answer_response import AnswerResponse
+from broker.requests.durable import Described
+from broker.requests.generation import configured, open_flights
 from broker.state import GatewayState, gateway_of
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
@@ -45,17 +45,17 @@ def begin(
     gateway.background.check_room()
     low = min(message.priority + PRIORITY, PRIORITY_RANGE[1])
     requests = configured(gateway, context, target, [replace(message, priority=low)])
-    claimed: DurableAnswer | None = getattr(asked.state, "answer", None)
+    claimed: Answer | None = getattr(asked.state, "answer", None)
     answer = gateway.answers.new(context.owner) if claimed is None else claimed
-    answer.is_durable, answer.own_bytes = True, body_bytes + sum(map(len, frames))
+    answer.in_background, answer.nbytes = True, body_bytes + sum(map(len, frames))
     asked.state.answer = answer
     renderer = introduce(gateway, answer, rendering, builder, described.before)
     recorder = durable.record(gateway, answer, described, requests, frames, target.model)
     answer.begin(renderer)
 
     def start() -> None:
-        flights = captured(asked, submission(gateway, context, target, requests, frames))
-        open_flights(answer, renderer, flights, end_logger(context), after=gateway.background.pump)
+        pump = gateway.background.pump
+        open_flights(asked, target, requests, frames, answer, renderer, on_closed=pump)
         if recorder is not None:
             recorder.opened()
 
@@ -65,7 +65,7 @@ def begin(
 
 def introduce(
     gateway: GatewayState,
-    answer: DurableAnswer,
+    answer: Answer,
     rendering: ResponseRendering,
     builder: ResponseBuilder,
     before: Sequence[StoredItems],
@@ -73,23 +73,29 @@ def introduce(
     """Let a response in the background be found by its id. Return its renderer."""
     answer.inputs = lambda: [item for piece in before for item in piece.items()]
     if not rendering.stream:
-        queued = encode(builder.so_far())
-        answer.whole = lambda: queued
+        answer.whole = encode(builder.so_far())
     gateway.answers.name(answer, rendering.id)
     register(gateway, (answer.owner, rendering.id), answer, builder)
     return rendering.of(builder)
 
 
-def register(gateway: GatewayState, name: Name, answer: DurableAnswer, builder: ResponseBuilder) -> None:
-    """Let the response be found by its id until it is over; then the store has it."""
-    gateway.answering[name] = builder
-    forget = answer.on_over
+class _Registration(AnswerObserver):
+    """Entry of a running response, until it is over."""
 
-    def on_over(ended: DurableAnswer) -> None:
-        gateway.answering.pop(name, None)
-        forget(ended)
+    def __init__(self, answering: dict[Name, ResponseBuilder], name: Name) -> None:
+        self._answering = answering
+        self._name = name
 
-    answer.on_over = on_over
+    def on_over(self, answer: Answer) -> None:
+        self._answering.pop(self._name).on_cancel = lambda: None
+
+
+def register(gateway: GatewayState, name: Name, answer: Answer, builder: ResponseBuilder) -> None:
+    """Let the response be found and cancelled by its id until it is over; then the store has it."""
+    if not answer.over:
+        gateway.answering[name] = builder
+        builder.on_cancel = answer.poke
+        answer.observe(_Registration(gateway.answering, name))
 
 
 async def events(gateway: GatewayState, name: Name, starting_after: str | None) -> ASGIApp:

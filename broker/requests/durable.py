@@ -1,28 +1,23 @@
-"""Durable answers: flights that no client's connection holds open, and their records in the journal."""
+"""What the journal gets of durable answers: a description of each, and a recorder of its output."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 
-from broker.answers.answer import DurableAnswer
+from broker.answers.answer import Answer
 from broker.answers.record import AnswerRecord
 from broker.answers.recorder import AnswerRecorder
 from broker.api.admin.report import version
 from broker.api.rendering import Rendering
 from broker.api.responses.answer import Document
 from broker.api.responses.store import StoredItems, StoredResponse, blobs_of, digest_of
-from broker.dialects.renderers import Renderer
 from broker.dispatch.checkpoint import Checkpoint
-from broker.dispatch.flight import Flight
-from broker.requests.respond import opening_headers
 from broker.state import GatewayState
-from protocol.errors import KINDS, code_named
-from protocol.messages import Failed, Request
+from protocol.messages import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,45 +55,9 @@ def keeper(gateway: GatewayState, owner: str, described: Described) -> Callable[
     return keep
 
 
-def open_flights(
-    answer: DurableAnswer,
-    renderer: Renderer,
-    flights: AbstractContextManager[Sequence[Flight]],
-    on_end: Callable[[Flight, int], None],
-    *,
-    prompts: int = 1,
-    choices: Sequence[int] | None = None,
-    after: Callable[[], None] = lambda: None,
-) -> None:
-    """Open the flights of a durable answer. Raises `RequestError`.
-
-    `choices`: the number of each flight's choice; None: all in order. `after`: called when they are closed.
-    """
-    stack = ExitStack()
-    opened = stack.enter_context(flights)
-
-    def release() -> None:
-        for flight in opened:
-            on_end(flight, _status_of(flight))
-        stack.close()
-        after()
-
-    numbers = range(len(opened)) if choices is None else choices
-    numbered = list(zip(numbers, opened, strict=True))
-    answer.open(numbered, renderer, partial(opening_headers, prompts), release)
-
-
-def _status_of(flight: Flight) -> int:
-    """Return the status that is logged for a flight whose client may have left."""
-    end = flight.terminal
-    if end is None:
-        return 499
-    return KINDS[code_named(end.code)].status if isinstance(end, Failed) else 200
-
-
 def record(
     gateway: GatewayState,
-    answer: DurableAnswer,
+    answer: Answer,
     described: Described,
     requests: Sequence[Request],
     frames: Sequence[bytes],
@@ -122,18 +81,19 @@ def record(
         before=[digest_of(piece) for piece in described.before],
         keeps=described.keeps,
         conversation=described.conversation,
-        background=answer.is_durable,
+        background=answer.in_background,
         prompts=prompts,
-        own_bytes=answer.own_bytes,
+        own_bytes=answer.nbytes,
     )
     recorder = recorder_of(gateway, answer, told, model)
-    answer.waits_for_disk = answer.is_durable
+    if answer.in_background:
+        gateway.answers.wait_for_disk(answer)
     recorder.begin(media | blobs_of(described.before))
     return recorder
 
 
 def recorder_of(
-    gateway: GatewayState, answer: DurableAnswer, told: AnswerRecord, model: str, id: str = ""
+    gateway: GatewayState, answer: Answer, told: AnswerRecord, model: str, id: str = ""
 ) -> AnswerRecorder:
     """Return the recorder of an answer. `id`: of its entry, if the journal has one."""
     known = partial(fingerprint, gateway, model)

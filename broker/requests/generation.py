@@ -11,7 +11,8 @@ from msgspec import structs
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from broker.answers.answer import DurableAnswer
+from broker.answers.answer import Answer
+from broker.answers.open_flights import OpenFlights
 from broker.api.rendering import ChatRendering, MessageRendering, TextRendering
 from broker.dialects.normalize import Conversation
 from broker.dialects.renderers import Renderer
@@ -20,12 +21,13 @@ from broker.dispatch.flight import Flight
 from broker.middleware.context import RequestContext, context_of
 from broker.middleware.limits import KeyConcurrency
 from broker.requests import access_log, durable
-from broker.requests.durable import Described, fingerprint, open_flights
+from broker.requests.answer_response import AnswerResponse
+from broker.requests.durable import Described, fingerprint
 from broker.requests.media import read_media
-from broker.requests.reattach import AnswerResponse
-from broker.requests.respond import GenerationResponse, read_body
+from broker.requests.opening_headers import opening_headers
+from broker.requests.request_body import read_body
 from broker.requests.submission import Submission, check_room
-from broker.state import GatewayState, gateway_of
+from broker.state import GatewayState, gateway_of, scheduler
 from protocol.messages import Generate
 from protocol.messages import Request as Asked
 from protocol.prefix_namespace import salt_in
@@ -33,13 +35,6 @@ from protocol.tasks import require, task_of
 from protocol.types import BATCH_PRIORITY, Media
 
 T = TypeVar("T")
-
-Within = Callable[[AbstractContextManager[Sequence[Flight]]], AbstractContextManager[Sequence[Flight]]]
-
-
-def same(flights: AbstractContextManager[Sequence[Flight]]) -> AbstractContextManager[Sequence[Flight]]:
-    """Return the flights' context itself, as a `Within`."""
-    return flights
 
 
 async def take_body(
@@ -109,26 +104,21 @@ def respond(
     renderer: Renderer,
     *,
     prompts: int,
-    within: Within = same,
     described: Described | None = None,
-) -> ASGIApp:
-    """Return the response over the flights of `requests`, equally many per prompt, with media `frames`.
+) -> AnswerResponse:
+    """Open the flights of `requests`, equally many per prompt, with media `frames`, and return the response.
 
-    `within`: wraps the context of the flights. `described`: what a journal needs to render it again. Raises
-    `RequestError` if the model cannot perform the task.
+    `described`: what a journal needs to render it again. Raises `RequestError` if the model cannot perform
+    the task, or the request is not admitted.
     """
-    gateway, context = gateway_of(request), context_of(request)
-    requests = configured(gateway, context, target, requests)
-    flights = within(captured(request, submission(gateway, context, target, requests, frames)))
-    keepalive_s, on_end = gateway.settings.keepalive_s, end_logger(context)
-    answer: DurableAnswer | None = getattr(request.state, "answer", None)
-    if answer is None:
-        return GenerationResponse(flights, renderer, prompts=prompts, keepalive_s=keepalive_s, on_end=on_end)
-    answer.own_bytes = len(getattr(request.state, "body", b"")) + sum(map(len, frames))
-    open_flights(answer, renderer, flights, on_end, prompts=prompts)
-    if described is not None:
+    gateway = gateway_of(request)
+    requests = configured(gateway, context_of(request), target, requests)
+    answer: Answer = getattr(request.state, "answer", None) or Answer(scheduler())
+    open_flights(request, target, requests, frames, answer, renderer, prompts=prompts)
+    answer.nbytes += len(getattr(request.state, "body", b"")) + sum(map(len, frames))
+    if answer.is_durable and described is not None:
         durable.record(gateway, answer, described, requests, frames, target.model, prompts=prompts)
-    return AnswerResponse(answer, keepalive_s)
+    return AnswerResponse(answer, gateway.settings.keepalive_s)
 
 
 def configured(
@@ -154,30 +144,27 @@ def configured(
     return requests
 
 
-def submission(
-    gateway: GatewayState,
-    context: RequestContext,
+def open_flights(
+    request: Request,
     target: Target,
     requests: Sequence[Asked],
     frames: list[bytes],
-) -> AbstractContextManager[Sequence[Flight]]:
-    """Return the context in which the flights of a client's requests are open."""
+    answer: Answer,
+    renderer: Renderer,
+    *,
+    prompts: int = 1,
+    on_closed: Callable[[], None] = lambda: None,
+) -> None:
+    """Submit a client's requests, and let the answer read their flights. Raises `RequestError`."""
+    gateway, context = gateway_of(request), context_of(request)
     limits = Submission(gateway.dispatcher, gateway.key_concurrency, gateway.settings.queue_timeout_s)
     if context.is_batch_line:
         limits = Submission(gateway.dispatcher, KeyConcurrency(), None)
-    return limits.submit(context.key, target.worker, requests, frames)
-
-
-def captured(
-    request: Request, flights: AbstractContextManager[Sequence[Flight]]
-) -> AbstractContextManager[Sequence[Flight]]:
-    """Return the flights' context, in which the inspection page shows them if it is enabled."""
-    inspection = gateway_of(request).inspection
-    if inspection is None:
-        return flights
-    return inspection.keeping(request.url.path, getattr(request.state, "body", b""), flights)
-
-
-def end_logger(context: RequestContext) -> Callable[[Flight, int], None]:
-    """Return the function that logs the end of a flight of this request, with a status."""
-    return partial(access_log.log_end, context.id, context.key.name if context.key else "")
+    flights: AbstractContextManager[Sequence[Flight]]
+    flights = limits.submit(context.key, target.worker, requests, frames, answer.refuse)
+    if gateway.inspection is not None:
+        body = getattr(request.state, "body", b"")
+        flights = gateway.inspection.keeping(request.url.path, body, flights)
+    on_end = partial(access_log.log_end, context.id, context.key.name if context.key else "")
+    opening = partial(opening_headers, prompts)
+    answer.open(OpenFlights(flights, opening=opening, on_end=on_end, on_closed=on_closed), renderer)

@@ -15,8 +15,8 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from broker.middleware.context import context_of
+from broker.requests.answer_response import AnswerResponse
 from broker.requests.generation import whole_body
-from broker.requests.reattach import AnswerResponse
 from broker.state import gateway_of
 from protocol.errors import Code, RequestError
 

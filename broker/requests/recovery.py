@@ -12,7 +12,8 @@ import msgspec
 from msgspec.structs import replace
 
 from broker.answers import record
-from broker.answers.answer import DurableAnswer
+from broker.answers.answer import Answer
+from broker.answers.open_flights import OpenFlights
 from broker.answers.record import AnswerRecord, Piece
 from broker.api.rendering import ResponseRendering
 from broker.api.responses import store
@@ -22,7 +23,8 @@ from broker.dispatch.flight import Flight
 from broker.journal.file import Delete, Entry, Put
 from broker.journal.journal import Journal
 from broker.requests import access_log, background
-from broker.requests.durable import Described, fingerprint, keeper, open_flights, recorder_of
+from broker.requests.durable import Described, fingerprint, keeper, recorder_of
+from broker.requests.opening_headers import opening_headers
 from broker.state import GatewayState
 from protocol.errors import RequestError
 from protocol.messages import Ready
@@ -96,7 +98,7 @@ def _restore(gateway: GatewayState, blob: Blob, entry: Entry, shared: Shared) ->
         return False
     described = Described(told.rendering, before, keeps=told.keeps, conversation=told.conversation)
     answer = gateway.answers.new(owner, key=told.key, digest=told.digest)
-    answer.own_bytes, answer.is_durable = told.own_bytes, told.background
+    answer.nbytes, answer.in_background = told.own_bytes, told.background
     renderer = _renderer(gateway, answer, told, described, pieces, is_over=is_over)
     model = told.checkpoints[0].model
     if told.background:
@@ -105,23 +107,21 @@ def _restore(gateway: GatewayState, blob: Blob, entry: Entry, shared: Shared) ->
         answer.renderer = renderer
     _replay(answer, pieces)
     recorder = recorder_of(gateway, answer, told, model, entry.name[1])
-    answer.waits_for_disk = told.background
+    if told.background:
+        gateway.answers.wait_for_disk(answer)
     if answer.over:
         return True
     unfinished = [choice for choice in range(len(told.checkpoints)) if choice not in ended]
 
     def start() -> None:
-        flights = _flights(gateway, told, pieces, unfinished, media)
-        on_end = partial(access_log.log_end, "", told.checkpoints[0].key)
-        open_flights(
-            answer,
-            renderer,
-            flights,
-            on_end,
-            prompts=told.prompts,
+        flights = OpenFlights(
+            _flights(gateway, told, pieces, unfinished, media),
+            opening=partial(opening_headers, told.prompts),
+            on_end=partial(access_log.log_end, "", told.checkpoints[0].key),
             choices=unfinished,
-            after=gateway.background.pump,
+            on_closed=gateway.background.pump,
         )
+        answer.open(flights, renderer)
         recorder.opened()
 
     if any(checkpoint.attempts for checkpoint in told.checkpoints):
@@ -136,7 +136,7 @@ def _restore(gateway: GatewayState, blob: Blob, entry: Entry, shared: Shared) ->
     return True
 
 
-def _replay(answer: DurableAnswer, pieces: Sequence[Piece]) -> None:
+def _replay(answer: Answer, pieces: Sequence[Piece]) -> None:
     """Render the output so far, in one piece: what had been held back for a moment is again."""
     for piece in pieces:
         answer.at = piece.at
@@ -166,7 +166,7 @@ def _flights(
 
 def _renderer(
     gateway: GatewayState,
-    answer: DurableAnswer,
+    answer: Answer,
     told: AnswerRecord,
     described: Described,
     pieces: Sequence[Piece],

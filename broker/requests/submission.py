@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from broker.dispatch.fleet import UnloadedModel, Worker
 from broker.dispatch.flight import Flight
 from broker.middleware.limits import KeyConcurrency
 from protocol.common.api_keys import ApiKey
-from protocol.errors import Code, RequestError
+from protocol.errors import RequestError
 from protocol.messages import Request
 
 
@@ -48,49 +48,37 @@ class Submission:
         found: Worker | UnloadedModel,
         requests: Sequence[Request],
         media: Sequence[bytes],
+        refuse: Callable[[RequestError], None],
     ) -> Iterator[list[Flight]]:
         """Submit all requests of one client, or none. On the event loop.
 
-        Raises `RequestError`. On exit it also replaces the bare error of a flight that exceeded the queue
-        timeout with one that has details.
+        `refuse`: called if none of them begins in time. Raises `RequestError`.
         """
         admission = self.dispatcher.admission
         held = self.key_concurrency.held(key, len(requests), admission.retry_after_s)
         with held, self.dispatcher.submit(found, requests, media) as flights:
             for flight in flights:
                 flight.key = key.name if key else ""
-            wait = _Wait(self.dispatcher, found.model, flights)
             timer = None
             if self.queue_timeout_s is not None:
                 loop = asyncio.get_running_loop()
-                timer = loop.call_later(self.queue_timeout_s, wait.end, self.queue_timeout_s)
+                timer = loop.call_later(self.queue_timeout_s, self._end_wait, found.model, flights, refuse)
             try:
                 yield flights
-            except RequestError as error:
-                if wait.refusal is not None and error.code is wait.refusal.code:
-                    raise wait.refusal from None
-                raise
             finally:
                 if timer is not None:
                     timer.cancel()
 
-
-class _Wait:
-    """Queue timeout of a request: ends when its first flight begins."""
-
-    def __init__(self, dispatcher: Dispatcher, model: str, flights: Sequence[Flight]) -> None:
-        self._dispatcher = dispatcher
-        self._model = model
-        self._flights = flights
-        self.refusal: RequestError | None = None
-
-    def end(self, waited_s: float) -> None:
-        """Fail the flights, unless one has begun or ended."""
-        if any(has_begun(flight) or flight.terminal is not None for flight in self._flights):
+    def _end_wait(
+        self, model: str, flights: Sequence[Flight], refuse: Callable[[RequestError], None]
+    ) -> None:
+        """Refuse the request, unless one of its flights has begun or ended."""
+        if any(has_begun(flight) or flight.terminal is not None for flight in flights):
             return
-        open = (flight for flight in self._dispatcher.flights if flight.terminal is None)
-        assigned = [flight for flight in open if flight.model == self._model]
-        why = f"The server did not start this request within {waited_s:g} s"
-        self.refusal = self._dispatcher.admission.busy(assigned, why)
-        for flight in self._flights:
-            self._dispatcher.give_up(flight, Code.TEXT_GENERATION_BUSY, self.refusal.message)
+        open = (flight for flight in self.dispatcher.flights if flight.terminal is None)
+        assigned = [flight for flight in open if flight.model == model]
+        why = f"The server did not start this request within {self.queue_timeout_s:g} s"
+        refusal = self.dispatcher.admission.busy(assigned, why)
+        refuse(refusal)
+        for flight in flights:
+            self.dispatcher.give_up(flight, refusal.code, refusal.message)

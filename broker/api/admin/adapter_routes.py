@@ -15,7 +15,7 @@ from broker.dispatch.adapters import AdapterLoad
 from broker.dispatch.dispatcher import Dispatcher
 from broker.dispatch.fleet import unknown_model
 from broker.middleware.json_response import JsonResponse
-from broker.requests.respond import read_body
+from broker.requests.request_body import read_body
 from broker.state import gateway_of
 from protocol.errors import Code, RequestError
 from protocol.types import AdapterInfo

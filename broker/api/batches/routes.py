@@ -16,7 +16,7 @@ from broker.api.batches.records import BatchRecord
 from broker.api.batches.store import BatchStore
 from broker.middleware.context import context_of
 from broker.middleware.json_response import JsonResponse
-from broker.requests.respond import read_body
+from broker.requests.request_body import read_body
 from broker.state import gateway_of
 from protocol.errors import Code, RequestError
 

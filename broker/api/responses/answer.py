@@ -18,7 +18,8 @@ Document = dict[str, Any]
 
 
 class ResponseBuilder:
-    """Builder of one response. `document`: set once it is over. `error`: set if it failed.
+    """Builder of one response. `document`: set once it is over. `error`: set if it failed. `on_cancel`:
+    called when it is cancelled.
 
     `keep` is called with the document before the end is reported, because a client may continue from it at
     once. A failed response is not stored.
@@ -37,6 +38,7 @@ class ResponseBuilder:
         it fails."""
         self.document: Document | None = None
         self.error: RequestError | None = None
+        self.on_cancel: Callable[[], None] = lambda: None
         self._envelope = envelope
         self._output = output
         self._clock = clock
@@ -60,6 +62,7 @@ class ResponseBuilder:
         if self.document is None:
             self._unsaid = [*self._open(), *self._output.close(complete=False)]
             self._unsaid.append(self._end("incomplete", status="cancelled"))
+            self.on_cancel()
         return self.so_far()
 
     def unsaid(self) -> Iterator[Event]:

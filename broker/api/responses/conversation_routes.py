@@ -13,7 +13,7 @@ from broker.api.responses import conversations, listing
 from broker.api.responses.conversations import ConversationStore
 from broker.middleware.context import context_of
 from broker.middleware.json_response import JsonResponse
-from broker.requests.respond import read_body
+from broker.requests.request_body import read_body
 from broker.state import gateway_of
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -14,17 +13,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from broker.answers.answer import DurableAnswer
+from broker.answers.answer import Answer
 from broker.api.rendering import ResponseRendering
 from broker.api.responses import body, compaction, conversations, history, listing, request
-from broker.api.responses.answer import Document, ResponseBuilder
+from broker.api.responses.answer import ResponseBuilder
 from broker.api.responses.items import Placed, listed
 from broker.api.responses.output import ResponseOutput
 from broker.api.responses.store import StoredItems, unknown
 from broker.dialects.body import encode, refuse
 from broker.dialects.normalize import Conversation
 from broker.dispatch.fleet import Target
-from broker.dispatch.flight import Flight
 from broker.middleware.context import context_of
 from broker.middleware.json_response import JsonResponse
 from broker.requests import background
@@ -82,16 +80,16 @@ async def create(asked: Request) -> ASGIApp:
     if read.background:
         return background.begin(asked, target, message, frames, rendering, builder, described, len(raw))
 
-    def within(flights: AbstractContextManager[Sequence[Flight]]) -> AbstractContextManager[Sequence[Flight]]:
-        return _running(gateway.answering, (owner, id), builder, flights)
-
-    renderer = rendering.of(builder)
-    return respond(asked, target, [message], frames, renderer, prompts=1, within=within, described=described)
+    response = respond(
+        asked, target, [message], frames, rendering.of(builder), prompts=1, described=described
+    )
+    background.register(gateway, (owner, id), response.answer, builder)
+    return response
 
 
 def _clock(asked: Request) -> float:
     """Return the time of the latest output, as recorded if it is, so that it is rendered the same again."""
-    answer: DurableAnswer | None = getattr(asked.state, "answer", None)
+    answer: Answer | None = getattr(asked.state, "answer", None)
     return (answer.at if answer is not None else 0.0) or time.time()
 
 
@@ -135,22 +133,6 @@ def _is_kept(gateway: GatewayState, read: body.Body) -> bool:
     return gateway.responses.keeps and read.store is not False
 
 
-@contextmanager
-def _running(
-    answering: dict[tuple[str, str], ResponseBuilder],
-    name: tuple[str, str],
-    answer: ResponseBuilder,
-    flights: AbstractContextManager[Sequence[Flight]],
-) -> Iterator[Sequence[Flight]]:
-    """Register the response in `answering` while it runs."""
-    with flights as opened:
-        answering[name] = answer
-        try:
-            yield opened
-        finally:
-            del answering[name]
-
-
 # --- by its id ---------------------------------------------------------------------------------------
 
 
@@ -160,7 +142,7 @@ async def one(asked: Request) -> ASGIApp:
     running = gateway.answering.get(name)
     if asked.method == "DELETE":
         if running is not None and gateway.answers.find(*name) is not None:
-            _cancel(gateway, name, running)
+            running.cancel()
         await gateway.responses.delete(*name)
         background.forget(gateway, name)
         return _json({"id": name[1], "object": "response", "deleted": True})
@@ -189,17 +171,7 @@ async def cancel(asked: Request) -> Response:
         if not document["background"]:
             raise RequestError(Code.INVALID_REQUEST, "This response has ended and cannot be cancelled.")
         return _json(document)
-    return _json(_cancel(gateway, name, running))
-
-
-def _cancel(gateway: GatewayState, name: tuple[str, str], running: ResponseBuilder) -> Document:
-    document = running.cancel()
-    if (answer := gateway.answers.find(*name)) is not None:
-        answer.poke()
-    for flight in gateway.dispatcher.flights:
-        if flight.id == name[1]:
-            flight.on_item()  # its reader checks, and finds that it is over
-    return document
+    return _json(running.cancel())
 
 
 def _name(asked: Request) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import msgspec
@@ -11,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.answers import record
-from broker.answers.answer import COLLECTED_S_MAX, DISK_S_MAX
+from broker.answers.answer import COLLECTED_S_MAX, Scheduler
 from broker.answers.answers import DurableAnswers
+from broker.answers.disk_gate import DISK_S_MAX
+from broker.answers.open_flights import OpenFlights
 from broker.answers.record import AnswerRecord, DeltaRun, Piece, PieceCollector
 from broker.answers.recorder import AnswerRecorder
 from broker.api.rendering import ChatRendering
@@ -34,20 +37,21 @@ class Recording:
 
     operations: list[Operation] = field(default_factory=list)
     now: float = 100.0
-    due: list[Callable[[], None]] = field(default_factory=list)
+    due: list[Callable[[], object]] = field(default_factory=list)
     disk_fails: bool = False
 
     def __post_init__(self) -> None:
         self.flights = Flights()
         self.flight = self.flights.open(request(), "m", self.now)
+        scheduler = Scheduler(lambda: self.now, self.due.append, lambda delay_s, call: None)
         self.answers = DurableAnswers(
-            lambda: self.now, self.due.append, give_up=lambda *given: None, window_s=60
+            scheduler.clock, lambda: scheduler, give_up=lambda *given: None, window_s=60
         )
         self.answer = self.answers.new("owner", key="k", digest=b"d")
         self.dispatch("w")
         rendering = ChatRendering(id="x", model="m", created=1, stream=True)
         renderer = rendering.renderer(lambda: "fp")
-        self.answer.open([(0, self.flight)], renderer, lambda flights: ((), True), lambda: None)
+        self.answer.open(OpenFlights(nullcontext([self.flight]), on_end=lambda *given: None), renderer)
         told = head(rendering, self.now)
         AnswerRecorder(self, self.answer, told, self._checkpoint, lambda: "fp", lambda: self.now).begin({})
 
@@ -112,7 +116,7 @@ def test_output_is_written_together_once_it_is_a_second_old() -> None:
     recording.now += COLLECTED_S_MAX
     recording.answers.sweep()
     recording.answers.sweep()
-    assert recording.shape() == ["Put", "+", "a", "+", "bc"]
+    assert recording.shape() == ["Put", "a", "+", "bc"]
 
 
 def test_what_is_left_is_written_before_the_end_and_before_the_journal_is_closed() -> None:
@@ -129,7 +133,7 @@ def test_what_is_left_is_written_before_the_end_and_before_the_journal_is_closed
 def test_output_that_readers_wait_for_is_written_at_once_unless_the_disk_fails() -> None:
     recording = Recording()
     answer = recording.answer
-    answer.waits_for_disk = True
+    recording.answers.wait_for_disk(answer)
     for text in "ab":
         recording.pass_on(text)
     assert [shown for shown in recording.shape() if shown in "ab"] == ["a", "b"], "written at once"

@@ -16,8 +16,8 @@ from starlette.types import Receive, Scope, Send
 from broker.middleware import auth
 from broker.middleware.auth import ApiKeys, AuthMiddleware, offered
 from broker.middleware.context import RequestContext, RequestContextMiddleware, context_of
+from broker.middleware.errors import error_response
 from broker.middleware.media_memory import MediaLease, MediaMemory
-from broker.requests.respond import error_response
 from protocol.common.api_keys import ApiKey, KeysError
 from protocol.errors import Code, RequestError
 from tests.broker.asgi import Exchange

@@ -94,7 +94,7 @@ async def test_a_request_that_waits_too_long_gets_a_503_that_names_who_is_there(
 
 
 async def test_a_stream_that_has_headers_already_ends_with_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.requests.respond.HEADERS_HELD_S_MAX", 0.001)
+    monkeypatch.setattr("broker.answers.answer.HEADERS_HELD_S_MAX", 0.001)
     doors = Doors(queue_timeout_s=1.0)
     answer = doors.ask(stream=True)
     id = await doors.arrived()

@@ -14,7 +14,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from broker.requests.output_reader import PassingError
+from broker.requests.answer_response import RenderingError
 from broker.server import fast_path
 from broker.server.fast_path import EXTENSION, FastPath
 from tests.broker.application import House, house_with_worker
@@ -157,7 +157,7 @@ async def test_a_fault_of_rendering_ends_the_request_and_not_the_stream_of_other
     with monkeypatch.context() as patched:
         patched.setattr("broker.api.chat.chat.ChatChoiceRenderer.gain", broken)
         house.line.say("w", events("w", id, "x", first=1))
-        with pytest.raises(PassingError):
+        with pytest.raises(RenderingError):
             await answer.end()
     assert house.cancels() == [id]
     assert "ZeroDivisionError" in caplog.text

@@ -178,7 +178,7 @@ def test_a_failure_is_a_status_code_and_within_a_stream_an_event_for_sdks_and_on
         with pytest.raises(RequestError, match="it broke"):
             renderer.feed([(0, [ACCEPTED, failed()])])
     renderer = ResponseSseRenderer(answer())  # which has sent a keepalive
-    first, second, error, last = events(renderer.wait() + renderer.feed([(0, [failed()])]))
+    first, second, error, last = events(renderer.due() + renderer.feed([(0, [failed()])]))
     assert (first["type"], second["type"]) == ("response.created", "response.in_progress")
     told = {"code": "engine_error", "message": "it broke", "param": None}
     assert error == {"sequence_number": 2, "type": "error", **told, "error": {"type": "server_error", **told}}
@@ -214,13 +214,13 @@ def test_a_response_that_is_cancelled_ends_with_what_it_has() -> None:
     assert one.cancel() is document
     assert (document["status"], document["output"][0]["status"]) == ("cancelled", "incomplete")
     assert kept == [document]
-    told = events(renderer.wait())
+    told = events(renderer.due())
     assert renderer.over
     assert told[-1]["type"] == "response.incomplete"
     assert [event["sequence_number"] for event in told] == [5, 6, 7, 8]
     document = answer()
     whole_renderer = ResponseDocumentRenderer(document)
-    assert whole_renderer.feed([(0, [ACCEPTED, delta("a")])]) == whole_renderer.wait() == b""
+    assert whole_renderer.feed([(0, [ACCEPTED, delta("a")])]) == whole_renderer.due() == b""
     document.cancel()
     shown = json.loads(whole_renderer.feed([(0, [delta("b")])]))
     assert shown["output"][0]["content"][0]["text"] == "a"

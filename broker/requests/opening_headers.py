@@ -1,4 +1,6 @@
-"""The `x-roundhouse-cache` response header: how much of the prompt came from the prefix cache. Pure.
+"""Response headers from the flights: `x-roundhouse-cache` and `x-roundhouse-schema-relaxed`. Pure.
+
+The first says how much of the prompt came from the prefix cache:
 
     x-roundhouse-cache: hit=1500/1540; tier=ram; miss=diverged_at_1500
 
@@ -7,6 +9,9 @@
 `unreported` if the worker gives no reason. For several prompts the numbers are sums, and `miss` is that of
 the first prompt that has one. `sparse`: number of prompt tokens that sparse prefill skipped, if any. As in
 `usage`, a prompt with several choices counts once.
+
+The second names the keywords of the request's JSON schema that the answer may violate, because they cannot be
+enforced; it is absent if the answer matches the whole schema.
 """
 
 from __future__ import annotations
@@ -19,15 +24,26 @@ from protocol.messages import Finished, Generate
 from protocol.tasks import runs_nothing
 from protocol.types import PrefixReuse
 
-HEADER = b"x-roundhouse-cache"
+CACHE_HEADER = b"x-roundhouse-cache"
+RELAXED_HEADER = b"x-roundhouse-schema-relaxed"
 UNREPORTED = "unreported"
 MISS_CHARACTERS_MAX = 64
 
 _NOT_IN_A_WORD = re.compile(r"[^A-Za-z0-9_.:-]")
 
 
-def header(flights: Sequence[Flight], prompts: int) -> bytes | None:
-    """Return the header's value for the flights of one request: equally many for each prompt, in order.
+def opening_headers(prompts: int, flights: Sequence[Flight]) -> tuple[list[tuple[bytes, bytes]], bool]:
+    """Return the headers that flights add to their response, and whether the prefix cache has reported."""
+    headers: list[tuple[bytes, bytes]] = []
+    if (cache := cache_header(flights, prompts)) is not None:
+        headers.append((CACHE_HEADER, cache))
+    if relaxed := sorted({keyword for flight in flights for keyword in flight.relaxed}):
+        headers.append((RELAXED_HEADER, ", ".join(relaxed).encode()))
+    return headers, cache is not None
+
+
+def cache_header(flights: Sequence[Flight], prompts: int) -> bytes | None:
+    """Return the cache header's value for the flights of one request: equally many for each prompt, in order.
 
     None until it is known for every prompt, and for requests that never use the cache.
     """

@@ -1,4 +1,4 @@
-"""Responses of flights: headers, body limits and disconnecting clients."""
+"""Responses: headers, body limits and disconnecting clients."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import logging
 
 import pytest
 
+from broker.answers import answer as answer_module
 from broker.dispatch import flight as flight_module
-from broker.requests import respond
-from tests.broker.application import CHAT, MESSAGES, House, house_with_worker
+from tests.broker.application import CHAT, MESSAGES, SAID, House, house_with_worker
 from tests.broker.asgi import Exchange
 from tests.factories import accepted, events, failed, finished, reused
 
@@ -33,7 +33,7 @@ async def test_response_header_names_what_was_relaxed_in_every_dialect(stream: b
 async def test_a_stream_of_a_worker_that_does_not_say_begins_with_its_text(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(respond, "HEADERS_HELD_S_MAX", 600.0)
+    monkeypatch.setattr(answer_module, "HEADERS_HELD_S_MAX", 600.0)
     answer = house.chat(stream=True)
     id = await house.arrived()
     house.line.say("w", accepted("w", id), events("w", id, "x"))
@@ -46,7 +46,7 @@ async def test_a_stream_of_a_worker_that_does_not_say_begins_with_its_text(
 async def test_a_stream_that_waits_in_the_queue_begins_all_the_same(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(respond, "HEADERS_HELD_S_MAX", 0.01)
+    monkeypatch.setattr(answer_module, "HEADERS_HELD_S_MAX", 0.01)
     answer = house.chat(stream=True)
     id = await house.arrived()
     house.line.say("w", accepted("w", id))
@@ -58,11 +58,26 @@ async def test_a_stream_that_waits_in_the_queue_begins_all_the_same(
     assert answer.body.endswith(b"data: [DONE]\n\n")
 
 
+@pytest.mark.parametrize("key", ["", "k"])
+async def test_a_document_has_the_header_that_is_known_at_its_end(
+    key: str, house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answer_module, "HEADERS_HELD_S_MAX", 0.001)
+    answer = house.keyed(CHAT, key, messages=SAID) if key else house.chat()
+    id = await house.arrived()
+    house.line.say("w", accepted("w", id))
+    await asyncio.sleep(0.01)
+    house.line.say("w", reused("w", id, 1), events("w", id, "x"), finished("w", id, 1))
+    await answer.end()
+    assert answer.headers[CACHE].startswith("hit=1/")
+    assert len(house.gateway.answers) == bool(key)
+
+
 @pytest.mark.parametrize("leaves", [False, True])
 async def test_failure_while_headers_are_delayed_is_handled_as_before_the_first_token(
     leaves: bool, house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(respond, "HEADERS_HELD_S_MAX", 600.0)
+    monkeypatch.setattr(answer_module, "HEADERS_HELD_S_MAX", 600.0)
     answer = house.chat(stream=True)
     id = await house.arrived()
     house.line.say("w", accepted("w", id))

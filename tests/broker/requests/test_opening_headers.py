@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.dispatch.flight import Flight, Flights
-from broker.requests import cache_header
+from broker.requests.opening_headers import cache_header
 from protocol.messages import Finished
 from protocol.types import PrefixReuse
 from tests.factories import accepted, events, finished, request, reused
@@ -40,25 +40,25 @@ def flight(*, known: PrefixReuse | None = None, end: Finished | None = None) -> 
     ],
 )
 def test_one_answer_says_what_its_worker_said(told: PrefixReuse, value: bytes) -> None:
-    assert cache_header.header([flight(known=told)], 1) == value
+    assert cache_header([flight(known=told)], 1) == value
 
 
 def test_a_worker_that_says_nothing_is_known_by_its_counts_in_the_end() -> None:
     silent = flight()
-    assert cache_header.header([silent], 1) is None
+    assert cache_header([silent], 1) is None
     silent.accept_delta(events("w", "a", "x").deltas[0], now=1.0)
-    assert cache_header.header([silent], 1) is None
+    assert cache_header([silent], 1) is None
     silent.end(finished("w", "a", cached=2))
-    assert cache_header.header([silent], 1) == b"hit=2/3; tier=none; miss=unreported"
+    assert cache_header([silent], 1) == b"hit=2/3; tier=none; miss=unreported"
 
 
 def test_several_answers_to_one_prompt_count_it_once_and_several_prompts_are_summed() -> None:
     first, copy = PrefixReuse(tokens=1, tier="disk", miss="diverged"), PrefixReuse(tokens=2, tier="ram")
     flights = [flight(known=copy), flight(known=first), flight(), flight()]
-    assert cache_header.header(flights[:3], 1) == b"hit=1/3; tier=disk; miss=diverged"
-    assert cache_header.header(flights, 2) is None
+    assert cache_header(flights[:3], 1) == b"hit=1/3; tier=disk; miss=diverged"
+    assert cache_header(flights, 2) is None
     flights[3].reused(reused("w", "a", 3, "ram"))
-    assert cache_header.header(flights, 2) == b"hit=4/6; tier=disk; miss=diverged"
+    assert cache_header(flights, 2) == b"hit=4/6; tier=disk; miss=diverged"
 
 
 reuses = st.builds(PrefixReuse, tokens=st.integers(0, 3), tier=st.text(max_size=4), miss=st.text(max_size=80))
@@ -69,7 +69,7 @@ reuses = st.builds(PrefixReuse, tokens=st.integers(0, 3), tier=st.text(max_size=
 def test_whatever_workers_say_it_is_one_line_of_the_documented_form(
     prompts: Sequence[list[PrefixReuse]],
 ) -> None:
-    value = cache_header.header([flight(known=told) for group in prompts for told in group], len(prompts))
+    value = cache_header([flight(known=told) for group in prompts for told in group], len(prompts))
     assert value is not None
     form = FORM.fullmatch(value)
     assert form is not None
