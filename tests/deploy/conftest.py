@@ -19,7 +19,7 @@ import json, os, signal, sys
 from deploy.supervisor.child import Child
 from deploy.supervisor.restarts import RestartLimits
 from deploy.supervisor.supervisor import Supervisor
-from protocol import logs
+from protocol.common import logs
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
 logs.setup("serve")

@@ -8,7 +8,7 @@ import sys
 PROGRAM = """
 import gc
 import httpx
-from protocol import gc_heap
+from protocol.common import gc_heap
 
 before = len(gc.get_objects())
 gc_heap.freeze()

@@ -17,7 +17,7 @@ from protocol.common.temporary_folder import TemporaryFolder
 
 OTHER = """
 import os, sys, time
-from protocol import temporary_folder
+from protocol.common import temporary_folder
 folder = temporary_folder.TemporaryFolder("ranks")
 (folder.path / "file").touch()
 print(folder.path, flush=True)
