@@ -163,6 +163,7 @@ def fetcher(configured: GatewaySettings, network: Network | None) -> Fetch | Non
 
 def main(network: Network | None = None) -> int:
     """Run until a signal arrives. `network`: replaces the internet for media fetches, in tests."""
+    foreman = SupervisorClient.find(os.environ)
     configured = settings.read_or_exit(
         GatewaySettings,
         "gateway",
@@ -170,6 +171,7 @@ def main(network: Network | None = None) -> int:
         os.environ,
         program="roundhouse gateway",
         about="Serve the OpenAI-compatible HTTP API for the connected workers.",
+        document=None if foreman is None or sys.argv[1:] else foreman.read_settings(),
     )
     logs.setup("gateway", configured.log_format, configured.log_level, SPARSE)
     lifeline.follow_parent()
@@ -187,7 +189,6 @@ def main(network: Network | None = None) -> int:
         check_exposure(listeners, api_keys_store, configured.insecure_no_keys)
     except (ListenError, KeysError, OSError) as error:
         settings.exit_with("gateway", error)
-    foreman = SupervisorClient.find(os.environ)
     try:
         gateway, app = build(configured, api_keys_store, fetch, foreman)
     except OwnedError as error:

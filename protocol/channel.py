@@ -2,15 +2,16 @@
 
 The *supervisor channel* carries `supervisor_messages` as JSON to and from the gateway. On the *spawn channel*
 a worker reports that its model is loaded; a spare also that it is waiting, and that it has received its
-command line. A spare is a process that has imported everything a worker needs. It receives the arguments of
-its command line over this channel, once, as JSON. A process finds the number of its descriptor in a variable.
+settings. A spare is a process that has imported everything a worker needs. A process finds the number of its
+descriptor in a variable. Without arguments on its command line, it receives its settings as the first line,
+as JSON: a spare when it is needed, any other process at once.
 """
 
 from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import MutableMapping, Sequence
+from collections.abc import MutableMapping
 from typing import ClassVar, Generic, Self, TypeVar, cast, get_args
 
 import msgspec
@@ -25,7 +26,8 @@ SPARE = "ROUNDHOUSE_IS_SPARE"
 READ_BYTES = 65_536
 LINE_BYTES_MAX = 2**20
 
-WORDS_BYTES_MAX = 65_536
+SETTINGS_BYTES_MAX = 131_072
+"""Size of the settings of a process, which a socket's buffer holds before the process runs."""
 
 _WORDS = {word.encode(): word for word in get_args(Word)}
 
@@ -57,6 +59,16 @@ class Channel:
             raise
         except OSError:
             return b""
+
+    def read_settings(self) -> bytes:
+        """Wait for the first line, a process's settings, and take no more. Raises `EOFError` when the
+        supervisor has ended."""
+        data = b""
+        while not data.endswith(b"\n"):
+            if not (next_bytes := self._line.recv(READ_BYTES, socket.MSG_PEEK)):
+                raise EOFError("the supervisor has ended")
+            data += self._line.recv(next_bytes.find(b"\n") + 1 or len(next_bytes))
+        return data
 
     def close(self) -> None:
         self._line.close()
@@ -114,26 +126,14 @@ class SpawnChannel(Channel):
         with contextlib.suppress(OSError):
             self._line.send(word.encode() + b"\n", socket.MSG_DONTWAIT)
 
-    def read_assignment(self) -> list[str]:
-        """Wait for the arguments of the command line. Raises `EOFError` when the supervisor has ended."""
-        data = b""
-        while not data.endswith(b"\n"):
-            if not (more := self.receive()):
-                raise EOFError("the supervisor has ended")
-            data += more
-        return msgspec.json.decode(data, type=list[str])
-
     def hand_on(self, environ: MutableMapping[str, str]) -> None:
         """Put the channel back into `environ`, for another part of this process."""
         environ[SPAWN_FD] = str(self._line.detach())
 
 
-def encode_words(words: Sequence[str]) -> bytes:
-    """Encode arguments for `read_assignment`. Raises `ValueError` if they are too long."""
-    data = msgspec.json.encode(list(words)) + b"\n"
-    if len(data) > WORDS_BYTES_MAX:
-        raise ValueError(f"the command line is too long: {len(data)} bytes")
-    return data
+def encode_settings(settings: msgspec.Struct) -> bytes:
+    """Encode the settings of a process for `read_settings`."""
+    return msgspec.json.encode(settings, enc_hook=str) + b"\n"
 
 
 def decode_word(line: bytes) -> Word | None:

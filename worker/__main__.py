@@ -46,16 +46,17 @@ lock that hangs would leave its requests waiting for ever."""
 def main() -> int:
     """Load the model and serve the gateway until a stop signal. Return the exit status."""
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it advises to install PyTorch
-    words = spare.words(IMPORTS, _look_ahead)
+    document = spare.settings_document(IMPORTS, _look_ahead)
     faulthandler.dump_traceback_later(START_S_MAX, exit=True)
     timer = StartupTimer()
     configured = settings.read_or_exit(
         WorkerSettings,
         "worker",
-        words,
+        sys.argv[1:],
         os.environ,
         program="roundhouse worker",
         about="Run one model and serve requests from the gateway.",
+        document=document,
     )
     try:
         here = rank_info.find(os.environ)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from deploy.command.endpoint import Config, Host, Port, Url, endpoint
+from deploy.command.endpoint import Config, Host, Port, Url, endpoint, exit_on_errors
 
 PROGRAM = "roundhouse adapters"
 WAIT_S_MAX = 150.0
@@ -68,10 +68,7 @@ def rm(
 def _server(url: str | None, host: str | None, port: int | None, config: Path | None) -> Iterator[Ask]:
     """Yield a function that asks the server. A refusal ends the process."""
     from deploy.console import http
-    from protocol.settings import reader as settings
 
-    try:
-        with http.open_client(endpoint(url, host, port, config)) as client:
-            yield partial(http.ask, client, timeout=WAIT_S_MAX)
-    except (http.ConsoleError, settings.SettingsError, OSError) as error:
-        settings.exit_with(PROGRAM, error)
+    errors = exit_on_errors(PROGRAM, http.ConsoleError)
+    with errors, http.open_client(endpoint(url, host, port, config)) as client:
+        yield partial(http.ask, client, timeout=WAIT_S_MAX)

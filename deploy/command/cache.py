@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import typer
 
-from deploy.command.endpoint import Config, Host, Port, endpoint, flags_of
+from deploy.command.endpoint import Config, Host, Port, endpoint, exit_on_errors, flags_of
 
 PROGRAM = "roundhouse cache"
 
@@ -23,7 +21,7 @@ def cache(context: typer.Context, host: Host = None, port: Port = None, config: 
     from deploy.console.table import binary_size, duration
     from deploy.serving import prefix_cache
 
-    with _cache_errors():
+    with exit_on_errors(PROGRAM):
         written = _folders(config)
         if not written:
             typer.echo("with these settings no prompts are written to disk")
@@ -47,7 +45,7 @@ def clear(host: Host = None, port: Port = None, config: Config = None) -> None:
     from deploy.console.table import binary_size
     from deploy.serving import prefix_cache
 
-    with _cache_errors():
+    with exit_on_errors(PROGRAM):
         stored = {
             folder: sum(model.bytes for model in prefix_cache.models(folder)) for folder in _folders(config)
         }
@@ -82,18 +80,8 @@ def _of_server(host: str | None, port: int | None, config: Path | None) -> list[
 
 
 def _folders(config: Path | None) -> dict[Path, int]:
-    from deploy.serving import prefix_cache, serve
+    from deploy.serving import prefix_cache
+    from deploy.serving.resolution import resolve
 
-    _, children = serve.read(flags_of(None, None, config), os.environ)
-    return prefix_cache.folders(children)
-
-
-@contextlib.contextmanager
-def _cache_errors() -> Iterator[None]:
-    from protocol import sockets
-    from protocol.settings import reader as settings
-
-    try:
-        yield
-    except (settings.SettingsError, sockets.EndpointError, OSError) as error:
-        settings.exit_with(PROGRAM, error)
+    resolved = resolve(flags_of(None, None, config), os.environ)
+    return prefix_cache.folders(resolved.first_plans, os.environ)

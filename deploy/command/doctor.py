@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deploy.command.endpoint import flags_of
+from deploy.command.endpoint import exit_on_errors, flags_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,19 +43,17 @@ def doctor(
     from deploy.machine import doctor as doctoring
     from deploy.machine import facts
     from deploy.machine import hosts as machines
-    from deploy.serving import serve
+    from deploy.serving.resolution import resolve_gateway
     from protocol.hosts import HostsError, read
-    from protocol.settings import reader as settings
 
-    try:
+    with exit_on_errors("roundhouse doctor", HostsError):
         if hosts is None:
-            findings = doctoring.examine(facts.gather(*serve.address(flags_of(host, port, None), os.environ)))
+            found = resolve_gateway(flags_of(host, port, None), os.environ)
+            findings = doctoring.examine(facts.gather(found.host, found.port))
         else:
             known = read(hosts)
             connected: Backend = "jaccl" if (backend or known.backend) == "jaccl" else "ring"
             findings = machines.examine(hosts, known, connected, machines.ask(known, model))
-    except (settings.SettingsError, HostsError, OSError) as error:
-        settings.exit_with("roundhouse doctor", error)
     console = Console(highlight=False)
     for finding in findings:
         verdict = finding.verdict.value
@@ -79,14 +77,10 @@ def _measure(model: str, kv: Mapping[str, int | None], console: Console) -> bool
 
     from deploy.machine import exactness
     from deploy.serving.commandlines import flag_words
-    from protocol import sockets
-    from protocol.settings import reader as settings
 
-    flags = [word for name, value in kv.items() for word in flag_words(settings.public_name(name), value)]
-    try:
+    flags = [word for name, value in kv.items() for word in flag_words(name, value)]
+    with exit_on_errors("roundhouse doctor", exactness.MeasurementError):
         found = exactness.measure(model, flags, os.environ)
-    except (exactness.MeasurementError, settings.SettingsError, sockets.EndpointError) as error:
-        settings.exit_with("roundhouse doctor", error)
     if found.context is not None:
         fits, sentence = exactness.context(found.context)
         about = (f"{fits:<6}", _STYLES[fits]), (f"{'context':<16}", "bold")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import typer
 
-from deploy.command.endpoint import Config, Host, Port, flags_of
+from deploy.command.endpoint import Config, Host, Port, exit_on_errors, flags_of
 
 PROGRAM = "roundhouse journal"
 
@@ -21,7 +19,7 @@ def journal(context: typer.Context, host: Host = None, port: Port = None, config
     from deploy.console.table import size
     from deploy.serving import journal as files
 
-    with _journal_errors():
+    with exit_on_errors(PROGRAM, RuntimeError):
         file = _path(flags_of(host, port, config))
         typer.echo(f"{file}: {size(files.size(file))}")
 
@@ -32,25 +30,13 @@ def clear(host: Host = None, port: Port = None, config: Config = None) -> None:
     from deploy.console.table import size
     from deploy.serving import journal as files
 
-    with _journal_errors():
+    with exit_on_errors(PROGRAM, RuntimeError):
         file = _path(flags_of(host, port, config))
         typer.echo(f"{file}: deleted {size(files.clear(file))}")
 
 
 def _path(flags: list[str]) -> Path:
     from deploy.serving import journal as files
-    from deploy.serving import serve
+    from deploy.serving.resolution import resolve_gateway
 
-    _, children = serve.read(flags, os.environ)
-    return files.path(children)
-
-
-@contextlib.contextmanager
-def _journal_errors() -> Iterator[None]:
-    from protocol import sockets
-    from protocol.settings import reader as settings
-
-    try:
-        yield
-    except (settings.SettingsError, sockets.EndpointError, OSError, RuntimeError) as error:
-        settings.exit_with(PROGRAM, error)
+    return files.path(resolve_gateway(flags, os.environ), os.environ)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from deploy.command.endpoint import exit_on_errors
 
 PROGRAM = "roundhouse keys"
 
@@ -30,8 +30,9 @@ def create(
 ) -> None:
     """Create an API key and print it. Only its hash is stored, so it cannot be shown again."""
     from deploy.serving import key_file
+    from protocol.common.api_keys import KeysError
 
-    with _key_errors():
+    with exit_on_errors(PROGRAM, KeysError):
         path = key_file.path_of(file, config, os.environ)
         is_new = not path.exists()
         text = key_file.create(path, name, max_concurrent)
@@ -46,8 +47,9 @@ def create(
 def show(file: File = None, config: Config = None) -> None:
     """List the API keys: id, name, and limit of requests in flight."""
     from deploy.serving import key_file
+    from protocol.common.api_keys import KeysError
 
-    with _key_errors():
+    with exit_on_errors(PROGRAM, KeysError):
         for key in key_file.keys(key_file.path_of(file, config, os.environ)):
             limit = "" if key.concurrent_max is None else f"  at most {key.concurrent_max} in flight"
             typer.echo(f"{key.id}  {key.name}{limit}")
@@ -60,18 +62,8 @@ def revoke(
 ) -> None:
     """Revoke API keys. A running gateway refuses them from its next request on."""
     from deploy.serving import key_file
+    from protocol.common.api_keys import KeysError
 
-    with _key_errors():
+    with exit_on_errors(PROGRAM, KeysError):
         for key in key_file.revoke(key_file.path_of(file, config, os.environ), which):
             typer.echo(f"revoked {key.id}  {key.name}")
-
-
-@contextlib.contextmanager
-def _key_errors() -> Iterator[None]:
-    from protocol.common.api_keys import KeysError
-    from protocol.settings import reader as settings
-
-    try:
-        yield
-    except (settings.SettingsError, KeysError, OSError) as error:
-        settings.exit_with(PROGRAM, error)

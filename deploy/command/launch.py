@@ -12,7 +12,7 @@ import typer
 
 from deploy.agents import profiles
 from deploy.agents.profiles import Agent, AgentProfile
-from deploy.command.endpoint import Config, Host, Port, Url, endpoint
+from deploy.command.endpoint import Config, Host, Port, Url, endpoint, exit_on_errors
 
 PROGRAM = "roundhouse launch"
 
@@ -39,15 +39,12 @@ def launch(
     agent's own settings stay in force, except for endpoint and model.
     """
     from deploy.agents import models
-    from protocol.settings import reader as settings
 
     if agent is None and not show:
         raise typer.BadParameter(f"name an agent ({', '.join(Agent)}), or use --print for any other client")
-    try:
+    with exit_on_errors(PROGRAM, models.LaunchError):
         found = endpoint(url, host, port, config)
         chosen = models.choose(models.ask(found), model)
-    except (models.LaunchError, settings.SettingsError, OSError) as error:
-        settings.exit_with(PROGRAM, error)
     setup = agent.setup(found, chosen) if agent else profiles.anybody(found, chosen)
     if agent is None or show:
         typer.echo(profiles.shell_text(setup, agent))

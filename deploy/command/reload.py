@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deploy.command.endpoint import Config, Host, Port, flags_of
+from deploy.command.endpoint import Config, Host, Port, exit_on_errors, flags_of
 
 if TYPE_CHECKING:
     from deploy.supervisor.reloading import ReloadOrder
@@ -34,33 +34,24 @@ def reload(
 
     A new worker starts beside the old one if memory allows, otherwise after it, and continues its requests.
     If it does not become ready, the old one stays. Exits with status 1 if a worker was not replaced. If the
-    model is replaced by another, the old worker finishes its requests. The models are read only when serve
-    starts, so change the TOML file too. Under a service manager with --spare 0, the old worker ends first,
-    and requests get a 503 until the new one is ready. With --gateway, the old gateway first finishes what it
-    has, up to --drain-timeout, while clients that connect wait; answers in the background, batches and
-    requests with an Idempotency-Key go on.
+    model is replaced by another, the old worker finishes its requests. Settings are read again, but --with
+    lasts until serve ends, so change the TOML file too. Under a service manager with --spare 0, the old
+    worker ends first, and requests get a 503 until the new one is ready. With --gateway, the old gateway
+    first finishes what it has, up to --drain-timeout, while clients that connect wait; answers in the
+    background, batches and requests with an Idempotency-Key go on.
     """
-    from deploy.serving import serve as serving
-    from deploy.supervisor import control
+    from deploy.serving.resolution import resolve_gateway
+    from deploy.supervisor.control import ControlError
     from deploy.supervisor.reloading import ReloadOrder
     from deploy.units.manager import ServiceError
-    from protocol import sockets
-    from protocol.settings import reader as settings
+    from protocol.settings.reader import SettingsError
 
-    try:
+    with exit_on_errors(PROGRAM, ControlError, ServiceError):
         if gateway and (model is not None or swap_for is not None):
-            raise settings.SettingsError("--gateway reloads no model: leave --model and --with out")
+            raise SettingsError("--gateway reloads no model: leave --model and --with out")
         order = ReloadOrder(model, swap_for and _from_here(swap_for), gateway)
-        address = serving.address(flags_of(host, port, config), os.environ)
-        done, text = _order_reload(*address, order)
-    except (
-        settings.SettingsError,
-        sockets.EndpointError,
-        control.ControlError,
-        ServiceError,
-        OSError,
-    ) as error:
-        settings.exit_with(PROGRAM, error)
+        found = resolve_gateway(flags_of(host, port, config), os.environ)
+        done, text = _order_reload(found.host, found.port, order)
     typer.echo(text, err=not done)
     raise typer.Exit(0 if done else 1)
 

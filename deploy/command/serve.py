@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 import typer
 
 if TYPE_CHECKING:
-    from deploy.serving.settings import ServeSettings
+    from deploy.serving.resolution import Resolved
     from deploy.supervisor.child import Child, ServedModel
     from deploy.supervisor.reloading import Reloading
 
@@ -41,7 +41,7 @@ def serve(context: typer.Context) -> None:
     """
     from deploy.machine import hub
     from deploy.serving import clients
-    from deploy.serving import serve as serving
+    from deploy.serving.commandlines import children_of
     from deploy.serving.preflight import (
         ModelError,
         PortError,
@@ -50,48 +50,51 @@ def serve(context: typer.Context) -> None:
         open_listener,
         take_lock,
     )
+    from deploy.serving.resolution import resolve
     from deploy.serving.settings import PROGRAM
+    from deploy.supervisor.memory import fits_beside
+    from deploy.supervisor.reloading import Reloading
     from protocol import lifeline, sockets
-    from protocol.common.state_folder import server_name
     from protocol.settings import reader as settings
     from protocol.settings.reader import SettingsError
 
     lifeline.follow_parent(STOP_S_MAX)
     lock = None
     try:
-        given, children = serving.read(context.args, os.environ)
-        address = serving.address(context.args, os.environ)
-        check_models(serving.models_of(children), hub.check_reachable)
+        resolved = resolve(context.args, os.environ)
+        gateway, address = resolved.gateway, (resolved.gateway.host, resolved.gateway.port)
+        check_models(resolved.models, hub.check_reachable)
         lock = take_lock(PROGRAM, *address)
         check_port(*address, os.environ)
-        sockets.check_unused(children[0].endpoint)
-        url = clients.url(context.args, os.environ)
-        children[0], keys = clients.gateway_with_key(children[0], context.args, os.environ)
+        sockets.check_unused(gateway.endpoint)
+        keys = clients.new_keys(gateway)
         listener = open_listener(*address, os.environ)
     except (SettingsError, sockets.EndpointError, ModelError, PortError, hub.HubError, OSError) as error:
         if lock is not None:
             lock.release()
         settings.exit_with(PROGRAM, error)
-    server = server_name(*address)
-    reloading = given.reloading(sockets.control_path(server), settings.config_file(context.args, os.environ))
-    status = _supervise(given, children, reloading, url, keys, listener)
+    # The address is that of the start: the listening socket and the files of this server are named after it.
+    words = [f"--host={gateway.host}", f"--port={gateway.port}", f"--endpoint={gateway.endpoint}"]
+
+    def read_again() -> list[Child]:
+        return children_of(resolve([*context.args, *words], os.environ), os.environ, keys)
+
+    control = sockets.control_path(gateway.server)
+    limits = resolved.drain_timeout_s, resolved.serve.ready_timeout_s
+    status = _supervise(resolved, Reloading(control, *limits, fits_beside, read_again), keys, listener)
     with contextlib.suppress(sockets.EndpointError, OSError):
-        sockets.remove_stale(sockets.default_path(server))  # of a gateway that was killed
+        sockets.remove_stale(sockets.default_path(gateway.server))  # of a gateway that was killed
     lock.release()
     logging.getLogger(__name__).info("all stopped, exit status %d", status)
     raise typer.Exit(status)
 
 
 def _supervise(
-    given: ServeSettings,
-    children: Sequence[Child],
-    reloading: Reloading,
-    url: str,
-    keys: Sequence[str],
-    listener: socket | None,
+    resolved: Resolved, reloading: Reloading, own_keys: Sequence[str], listener: socket | None
 ) -> int:
     """Run the processes until a stop, with log lines or, at a terminal, a greeting. Return the status."""
-    from deploy.serving import serve as serving
+    from deploy.serving import clients
+    from deploy.serving.commandlines import children_of
     from deploy.serving.greeting import greeting, is_quiet
     from deploy.serving.prefix_cache import first_start_notice, folders
     from deploy.serving.startup_progress import StartupProgress, announcement, first_loads, terminal
@@ -100,14 +103,18 @@ def _supervise(
     from deploy.supervisor.supervisor import Supervisor
     from protocol.common import logs
 
-    draw, served = terminal() if given.log_format != "json" else None, serving.models_of(children)
+    given, served = resolved.serve, resolved.models
+    url = clients.url(resolved.gateway.host, resolved.gateway.port)
+    keys = own_keys or clients.keys(resolved.gateway)
+    draw = terminal() if given.log_format != "json" else None
     quiet = is_quiet(given, to_terminal=draw is not None)
     greets = quiet and given.log_level is None
     draw = None if quiet and not greets else draw
     logs.setup("serve", given.log_format or "text", given.log_level or ("warning" if quiet else "info"))
     log = logging.getLogger(__name__)
     log.info("%s", announcement(url, served))
-    notices, greet = [first_start_notice(folders(children)), _model_hint(served)], None
+    written = folders(resolved.first_plans, os.environ)
+    notices, greet = [first_start_notice(written), _model_hint(served)], None
     for notice in filter(None, notices):
         log.info("%s", notice)
     if draw is not None and greets:
@@ -115,7 +122,7 @@ def _supervise(
         draw(f"Roundhouse is {first_loads(served)}\n")
         greet = partial(greeting, url=url, served=served, needs_key=bool(keys))
     supervisor = Supervisor(
-        children,
+        children_of(resolved, os.environ, own_keys),
         stop_timeout_s=given.stop_timeout_s,
         limits=given.restart_limits(),
         reloading=reloading,

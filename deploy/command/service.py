@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator
 from typing import Annotated
 
 import typer
+
+from deploy.command.endpoint import exit_on_errors
 
 
 def install(
@@ -16,8 +16,9 @@ def install(
 ) -> None:
     """Start gateway and worker at login and keep them running. Accepts the flags of roundhouse serve."""
     from deploy.units import jobs, service
+    from deploy.units.manager import ServiceError
 
-    with _service_errors():
+    with exit_on_errors(service.PROGRAM, ServiceError):
         manager, wanted = service.manager_here(), jobs.read(context.args, os.environ)
         if dry_run:
             for name, text in manager.files(jobs.masked(wanted)).items():
@@ -33,8 +34,9 @@ def install(
 def remove() -> None:
     """Stop and remove the installed service."""
     from deploy.units import service
+    from deploy.units.manager import ServiceError
 
-    with _service_errors():
+    with exit_on_errors(service.PROGRAM, ServiceError):
         manager = service.manager_here()
         names = service.remove(manager)
         typer.echo("\n".join(f"removed {manager.folder / name}" for name in names) or "nothing was installed")
@@ -43,21 +45,9 @@ def remove() -> None:
 def status() -> None:
     """Show the installed jobs, when they started and how they last ended. Status 1 unless all are running."""
     from deploy.units import service
+    from deploy.units.manager import ServiceError
 
-    with _service_errors():
+    with exit_on_errors(service.PROGRAM, ServiceError):
         lines, runs = service.status(service.manager_here())
     typer.echo("\n".join(lines))
     raise typer.Exit(0 if runs else 1)
-
-
-@contextlib.contextmanager
-def _service_errors() -> Iterator[None]:
-    from deploy.units import service
-    from deploy.units.manager import ServiceError
-    from protocol import sockets
-    from protocol.settings import reader as settings
-
-    try:
-        yield
-    except (settings.SettingsError, sockets.EndpointError, ServiceError, OSError) as error:
-        settings.exit_with(service.PROGRAM, error)

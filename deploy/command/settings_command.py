@@ -32,11 +32,11 @@ class SettingsCommand(TyperCommand):
 
 def _options() -> list[Any]:
     """Return the flags of `serve` as typer makes them for a function with these parameters."""
-    from deploy.serving.settings import GROUPS, ServeSettings
-    from protocol.settings import reader as settings
+    from deploy.serving.settings import GROUPS, shown_flags
+    from protocol.settings.reader import CONFIG_FLAG
 
-    found = {flag.field: flag for flag in (settings.CONFIG_FLAG, *settings.flags(ServeSettings))}
-    shown = [_parameter(found[field], group) for group, fields in GROUPS.items() for field in fields]
+    found = {flag.field: flag for flag in (CONFIG_FLAG, *shown_flags())}
+    shown = [_parameter(found[field], group) for group, names in GROUPS.items() for field in names.split()]
 
     def command() -> None: ...
 

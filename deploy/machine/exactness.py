@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from deploy.serving import serve
-from deploy.serving.commandlines import flag_words, python_module
+from deploy.serving import commandlines
+from deploy.serving.resolution import resolve
 from protocol.common.error_text import in_bytes
 from protocol.types import Capabilities, ContextFit, Exactness, ModelReport, PassCheck
 
@@ -24,18 +24,17 @@ class MeasurementError(Exception):
 def flags_of(model: str, flags: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     """Return the flags that the worker of a model would have: of a table of the settings file, or named as
     `--model` names one. Raises `SettingsError` or `EndpointError`."""
-    start = len(python_module("worker"))
-    _, children = serve.read(flags, environ)
-    named = [child for child in children if child.model is not None and child.model.name == model]
-    if not named:
-        _, [_, *named] = serve.read([*flag_words("model", model), *flags], environ)
-    return [*named[0].argv[start:]]
+    resolved = resolve(flags, environ)
+    if model not in resolved.for_workers:
+        resolved = resolve([*commandlines.flag_words("model", model), *flags], environ)
+        model = resolved.models[0].name
+    return commandlines.flags_of(resolved.for_workers[model], resolved.config)
 
 
 def measure(model: str, flags: Sequence[str], environ: Mapping[str, str]) -> ModelReport:
     """Load the model in a process of its own and measure it. `flags`: as for `flags_of`. Raises
     `MeasurementError`, and as `flags_of`."""
-    command = [*python_module("worker.exactness"), *flags_of(model, flags, environ)]
+    command = [*commandlines.python_module("worker.exactness"), *flags_of(model, flags, environ)]
     try:
         done = subprocess.run(
             command,

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-from deploy.serving.settings import PROGRAM
-from deploy.supervisor.child import Child
 from protocol.common.state_folder import JOURNAL_NAME, journal_folder
-from protocol.settings import reader as settings
 from protocol.settings.gateway import GatewaySettings
 
 _PARTS = ("", "-wal", "-shm", "-journal")
 """Suffixes of what SQLite keeps beside the file."""
 
 
-def path(children: Sequence[Child]) -> Path:
-    """Return the journal's file. Raises `SettingsError`, or `RuntimeError` if there is no home."""
-    gateway = next(child for child in children if child.model is None)
-    flags = gateway.argv[gateway.argv.index("broker") + 1 :]
-    read = settings.read(GatewaySettings, "gateway", flags, gateway.env, program=PROGRAM, about="")
-    folder = read.journal_dir or journal_folder(gateway.env, read.server)
-    return folder / JOURNAL_NAME
+def path(gateway: GatewaySettings, environ: Mapping[str, str]) -> Path:
+    """Return the journal's file. Raises `RuntimeError` if there is no home."""
+    return (gateway.journal_dir or journal_folder(environ, gateway.server)) / JOURNAL_NAME
 
 
 def size(file: Path) -> int:

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from deploy.serving import clients
+from deploy.serving.resolution import resolve_gateway
 from deploy.serving.settings import default_keys_file
 from protocol.common import api_keys
 from protocol.common.api_keys import ApiKey, KeysError
@@ -24,7 +24,7 @@ def path_of(file: Path | None, config: Path | None, environ: Mapping[str, str]) 
     Raises `SettingsError`, or `KeysError` without such a folder.
     """
     flags = [] if config is None else [f"--config={config}"]
-    path = file or clients.keys_file(flags, environ) or default_keys_file(environ)
+    path = file or resolve_gateway(flags, environ).api_keys_file or default_keys_file(environ)
     if path is None:
         raise KeysError("there is no configuration folder: give --file, or set HOME")
     return path.resolve()

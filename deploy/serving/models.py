@@ -10,29 +10,27 @@ fallback = ["@three.json", "~/models/less"]  # replace it, in order, after fallb
 replicas = 2                                 # number of workers, each with its own weights
 max_running = 8                              # and any other setting of a worker
 
-The keys of a table become flags of that model's worker, which may start much later. They are therefore
-validated here, by the worker's rules, and so are hostfiles and fallbacks.
+The keys of a table are settings of that model's worker (`deploy.serving.resolution`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import psutil
 from msgspec.structs import fields, replace
 
-from deploy.serving.settings import GATEWAY, ServeSettings, document
 from deploy.supervisor.child import ServedModel, plans
-from deploy.supervisor.memory import EXPERTS_MEMORY, all_weight_bytes
+from deploy.supervisor.memory import all_weight_bytes
 from protocol.common.error_text import setting_hint
-from protocol.common.model_folder import POCKET, expand_user, folder_of, name_of
+from protocol.common.model_folder import POCKET, folder_of, name_of
 from protocol.hosts import Backend, HostsError, problem_with
 from protocol.hosts import read as read_hosts
-from protocol.settings.reader import SettingsError, describe, refusal, spell_size
+from protocol.settings.reader import SettingsError, describe, spell_size
 from protocol.settings.worker import WorkerSettings
 
 BUDGET_SHARE = 0.7
@@ -50,24 +48,27 @@ _OWN = {
 }
 """Keys of a table that describe the model, with their types; all others are settings of the worker."""
 
+Served = Sequence[tuple[ServedModel, Sequence[WorkerSettings]]]
+"""Models, each with the settings of its workers, followed by those of its fallback plans."""
+
 FALLBACK_AFTER_S = 60.0
 _OF_ONE = ("hosts", "fallback", "adapters")
 """Flags that apply only if there is a single model."""
 
 
 def read(
-    named: Sequence[str], config: str | None, errors: list[str], *, replicas: int = 1
+    named: Sequence[str], tables: object, config: str | None, errors: list[str], *, replicas: int = 1
 ) -> list[ServedModel]:
-    """Return the models in `named`, then those of the file, else the embedded model. `named` overrides the
-    model of a table of the same name. `replicas`: the default for tables without it.
+    """Return the models in `named`, then those of the file's `tables`, else the embedded model. `named`
+    overrides the model of a table of the same name. `replicas`: the default for tables without it.
 
-    Wrong keys are left out, and reported as lines appended to `errors`.
+    Wrong keys of `ServedModel` are left out, and reported as lines appended to `errors`.
     """
-    models = {model.name: model for model in _tables(config, errors, replicas)}
+    models = {model.name: model for model in _tables(tables, config, errors, replicas)}
     for word in reversed(named):
         model = _of_word(word, replicas)
         if model.name in models:
-            model = msgspec.structs.replace(models.pop(model.name), model=model.model)
+            model = replace(models.pop(model.name), model=model.model)
         models = {model.name: model, **models}
     found = list(models.values()) or [ServedModel(name=POCKET, replicas=replicas)]
     errors += _wrong_names(found)
@@ -92,40 +93,29 @@ def split_name(word: str) -> tuple[str | None, str]:
     return (None, word) if given is None or folder_of(word).exists() else (given[1], given[2])
 
 
-def _tables(config: str | None, errors: list[str], replicas: int) -> list[ServedModel]:
-    tables = document(config).get("models", {})
+def _tables(tables: object, config: str | None, errors: list[str], replicas: int) -> Iterator[ServedModel]:
     if not isinstance(tables, dict):
         errors.append(f"{config}: models must be tables like [models.NAME]")
-        return []
-    models = []
+        return
     for name, table in tables.items():
         if not isinstance(table, dict):
             errors.append(f"[models.{name}]: must be a table (from {config})")
             continue
         wrong = _wrong_in(table)
         errors += [f"[models.{name}] {key}: {why} (from {config})" for key, why in wrong.items()]
-        right = {key: table[key] for key in table if key not in wrong}
-        models.append(_of_table(name, {"replicas": replicas, **right}))
-    return models
+        yield _of_table(name, {"replicas": replicas} | {key: table[key] for key in table if key not in wrong})
 
 
 def _wrong_in(table: Mapping[str, object]) -> dict[str, str]:
-    """Return the error of each wrong key, unknown keys first."""
-    known = WorkerSettings.__struct_encode_fields__
-    unknown = [key for key in table if key not in _OWN and key not in known]
-    judged = {key: _why_not(key, value) for key, value in table.items() if key not in unknown}
-    names = {key: f"unknown key{setting_hint(key, [*_OWN, *known])}" for key in unknown}
-    return names | {key: why for key, why in judged.items() if why is not None}
-
-
-def _why_not(key: str, value: object) -> str | None:
-    if key not in _OWN:
-        return refusal(WorkerSettings, key, value)
-    try:
-        msgspec.convert(value, _OWN[key])
-    except msgspec.ValidationError as error:
-        return describe(error, _OWN[key])
-    return None
+    """Return the error of each unknown key, and of each wrong one that describes the model."""
+    known = [*_OWN, *WorkerSettings.__struct_encode_fields__]
+    wrong = {key: f"unknown key{setting_hint(key, known)}" for key in table if key not in known}
+    for key in (key for key in table if key in _OWN):
+        try:
+            msgspec.convert(table[key], _OWN[key])
+        except msgspec.ValidationError as error:
+            wrong[key] = describe(error, _OWN[key])
+    return wrong
 
 
 def _of_table(name: str, table: Mapping[str, Any]) -> ServedModel:
@@ -168,64 +158,36 @@ def beside_spare(budget: int, models: Sequence[ServedModel]) -> int | None:
     return left if left >= resident + other + SPARE_BYTES else None
 
 
-def with_fallback(model: ServedModel, given: ServeSettings) -> ServedModel:
-    """Return the model with the fallback settings of `serve`."""
-    told: dict[str, Any] = {}
-    if given.fallback:
-        told["fallback"] = given.fallback
-    if given.fallback_after_s is not None:
-        told["fallback_after"] = given.fallback_after_s
-    return replace(model, **told)
-
-
-def with_experts_memory(model: ServedModel, given: ServeSettings) -> ServedModel:
-    """Return the model with the `--experts-memory` of all models, if it has none of its own."""
-    size = getattr(given, EXPERTS_MEMORY)
-    return model if size is None else replace(model, settings={EXPERTS_MEMORY: size, **model.settings})
-
-
-def wrong_hosts(given: ServeSettings, served: Sequence[ServedModel]) -> list[str]:
-    """Return one line for each error."""
-    told = [name for name in _OF_ONE if getattr(given, name)]
+def wrong_hosts(named: Collection[str], served: Served, failover_s: float) -> list[str]:
+    """Return one line for each error. `named`: settings that are given for all models. `failover_s`: how long
+    streams wait for another worker."""
+    told = [name for name in _OF_ONE if name in named]
     if told and len(served) > 1:
         return [f"{name}: with several models, set it for one, under [models.NAME]" for name in told]
-    sets = [model for model in served if given.hosts or "hosts" in model.settings]
-    twice = [model.name for model in sets if model.replicas > 1]
+    twice = [model.name for model, [first, *_] in served if first.hosts and model.replicas > 1]
     if twice:
         return [f"hosts: {', '.join(twice)}: remove replicas, they would use the same ports on the hosts"]
-    late = [line for model in served if (line := _too_late(given, model))]
-    return late + [line for path, backend in _named(given, served) if (line := _wrong(path, backend))]
+    late = [line for model, _ in served if (line := _too_late(model, failover_s))]
+    plans = [plan for _, found in served for plan in found]
+    return late + [line for plan in plans if plan.hosts and (line := _wrong(plan.hosts, plan.backend))]
 
 
-def fallback_after_s(given: ServeSettings, model: ServedModel) -> float:
+def fallback_after_s(model: ServedModel, failover_s: float) -> float:
     """Return how long a plan may be down before the next takes over: as configured, or such that streams
     survive until the last plan."""
-    each = (given.failover_timeout_s or GATEWAY.failover_timeout_s) / (1 + len(plans(model)))
-    return model.fallback_after or min(FALLBACK_AFTER_S, each)
+    return model.fallback_after or min(FALLBACK_AFTER_S, failover_s / (1 + len(plans(model))))
 
 
-def _too_late(given: ServeSettings, model: ServedModel) -> str | None:
+def _too_late(model: ServedModel, failover_s: float) -> str | None:
     """Return an error if streams would time out before the last plan takes over."""
-    count, within = len(plans(model)), given.failover_timeout_s or GATEWAY.failover_timeout_s
-    last = count * fallback_after_s(given, model)
-    if last < within:
+    count = len(plans(model))
+    last = count * fallback_after_s(model, failover_s)
+    if last < failover_s:
         return None
     return (
         f"fallback: {model.name}: the last of {count} takes over after {last:g} s, but streams wait for"
-        f" {within:g} s: set a shorter --fallback-after or a longer --failover-timeout"
+        f" {failover_s:g} s: set a shorter --fallback-after or a longer --failover-timeout"
     )
-
-
-def _named(given: ServeSettings, served: Sequence[ServedModel]) -> Iterator[tuple[Path, Backend | None]]:
-    """Yield each hostfile with its configured backend."""
-    for model in served:
-        path = model.settings.get("hosts", given.hosts)
-        backend = model.settings.get("backend", given.backend)
-        for plan in plans(model):
-            if "hosts" in plan.settings:
-                yield expand_user(Path(str(plan.settings["hosts"]))), None
-        if path is not None:
-            yield expand_user(Path(str(path))), cast("Backend | None", backend)
 
 
 def _wrong(path: Path, backend: Backend | None) -> str | None:

@@ -7,14 +7,12 @@ import os
 import shutil
 import stat
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.serving.settings import PROGRAM
-from deploy.supervisor.child import Child
 from protocol.common.cache_folder import PREFIX_SUFFIX, prefix_folder
-from protocol.settings import reader as settings
+from protocol.settings.reader import spell_size
 from protocol.settings.worker import WorkerSettings
 
 _ASIDE_SUFFIX = ".part"
@@ -33,19 +31,12 @@ class ModelPrefixes:
     newest_at: float
 
 
-def folders(children: Sequence[Child]) -> dict[Path, int]:
-    """Return the folders that workers write, each with its limit in bytes for each model.
-
-    Raises `SettingsError`.
-    """
+def folders(workers: Iterable[WorkerSettings], environ: Mapping[str, str]) -> dict[Path, int]:
+    """Return the folders that workers write, each with its limit in bytes for each model."""
     found: dict[Path, int] = {}
-    for child in children:
-        if child.model is None:
-            continue
-        flags = child.argv[child.argv.index("worker") + 1 :]
-        worker = settings.read(WorkerSettings, "worker", flags, child.env, program=PROGRAM, about="")
+    for worker in workers:
         if worker.prefix_cache_disk and worker.prefix_cache_ram != 0 and worker.hosts is None:
-            folder = prefix_folder(worker.prefix_cache_dir, child.env, sys.platform).absolute()
+            folder = prefix_folder(worker.prefix_cache_dir, environ, sys.platform).absolute()
             found[folder] = max(found.get(folder, 0), worker.prefix_cache_disk)
     return found
 
@@ -61,7 +52,7 @@ def first_start_notice(written: Mapping[Path, int]) -> str:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not new:
         return ""
-    where, limit_text = ", ".join(map(str, new)), settings.spell_size(max(new.values()))
+    where, limit_text = ", ".join(map(str, new)), spell_size(max(new.values()))
     return (
         f"prompts are kept on disk, in {where}: at most {limit_text} for each model;"
         " --prefix-cache-disk 0 turns that off, `roundhouse cache clear` deletes them;"

@@ -9,6 +9,7 @@ import socket
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 
+from deploy.serving.clients import url
 from deploy.supervisor.child import ServedModel
 from deploy.supervisor.memory import weight_bytes
 from protocol.common.listening import listen
@@ -91,17 +92,11 @@ def is_ours(host: str, port: int) -> bool:
     """Return whether the listener responds like our gateway."""
     try:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(f"http://{_reachable(host)}:{port}/health", timeout=ANSWER_S_MAX) as answer:
+        with opener.open(f"{url(host, port)}/health", timeout=ANSWER_S_MAX) as answer:
             told = answer.headers.get("openai-processing-ms") is not None
             return told and json.load(answer) == {"status": "ok"}
     except (OSError, ValueError):
         return False
-
-
-def _reachable(host: str) -> str:
-    if host in ("", "0.0.0.0", "::"):
-        return "127.0.0.1"
-    return f"[{host}]" if ":" in host else host
 
 
 def free_port_beyond(host: str, port: int) -> int | None:

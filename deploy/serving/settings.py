@@ -1,29 +1,24 @@
-"""Settings of `roundhouse serve`: its own, and those that it passes on to its children.
+"""Settings of `roundhouse serve` itself, and its flags, which include some of its children's settings.
 
 Those of the children are declared in `protocol.settings.gateway` and `protocol.settings.worker`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from msgspec import Meta, Struct
 
 from deploy.supervisor.child import Replicas
 from deploy.supervisor.children import STOP_TIMEOUT_S
-from deploy.supervisor.memory import fits_beside
-from deploy.supervisor.reloading import Reloading
 from deploy.supervisor.restarts import RestartLimits
 from protocol.common import logs
 from protocol.common.cache_folder import xdg_folder
-from protocol.common.text_files import read_text
-from protocol.hosts import Backend
+from protocol.settings import reader
 from protocol.settings.gateway import GatewaySettings
-from protocol.settings.reader import Size, passes_on, public_name
+from protocol.settings.reader import Flag, Size, public_name
 from protocol.settings.worker import WorkerSettings
 
 PROGRAM = "roundhouse serve"
@@ -35,149 +30,32 @@ file named by --config (max_running). A flag overrides a variable, a variable ov
 
 GATEWAY = GatewaySettings()
 """Defaults of the gateway."""
-DRAIN_TIMEOUT_S = max(GATEWAY.drain_timeout_s, WorkerSettings().drain_timeout_s)
-"""Default time that requests have to finish."""
-
-GATEWAY_FLAGS = (
-    "host",
-    "port",
-    "api_keys_file",
-    "insecure_no_keys",
-    "max_per_key",
-    "prefix_sharing",
-    "cors_origins",
-    "allowed_hosts",
-    "curve_keys",
-    "join",
-    "routing",
-    "max_waiting",
-    "max_waiting_tokens",
-    "queue_timeout_s",
-    "max_tokens_default",
-    "max_connections",
-    "responses_max",
-    "allow_media_hosts",
-    "image_pixels_max",
-    "video_frames_max",
-    "failover_timeout_s",
-    "reattach_window_s",
-    "journal_max",
-    "journal_dir",
-    "drain_timeout_s",
-    "load_timeout_s",
-    "unload_after_s",
-    "keep_awake",
-    "keyless_metrics",
-    "log_prompts",
-    "inspect",
-    "log_format",
-    "log_level",
-)
-WORKER_FLAGS = (
-    "hosts",
-    "split",
-    "backend",
-    "hosts_port",
-    "max_running",
-    "text_only",
-    "tool_call_parser",
-    "reasoning_parser",
-    "wired",
-    "prefix_cache_ram",
-    "prefix_cache_disk",
-    "prefix_cache_disk_share",
-    "prefix_cache_dir",
-    "image_cache",
-    "speculation",
-    "draft_model",
-    "experts_memory",
-    "exact",
-    "adapters",
-    "adapter_memory",
-    "sparse_prefill",
-    "kv_bits",
-    "kv_group_size",
-    "drain_timeout_s",
-    "curve_keys",
-    "log_format",
-    "log_level",
-)
-
 GROUPS = {
     "Models": (
-        "model",
-        "config",
-        "replicas",
-        "memory_budget",
-        "wired",
-        "max_running",
-        "text_only",
-        "tool_call_parser",
-        "reasoning_parser",
-        "exact",
-        "experts_memory",
+        "model config replicas memory_budget wired max_running text_only tool_call_parser reasoning_parser "
+        "exact experts_memory"
     ),
-    "Address": ("host", "port", "cors_origins", "allowed_hosts", "max_connections"),
-    "API keys": ("api_keys_file", "api_keys", "insecure_no_keys", "max_per_key", "prefix_sharing"),
+    "Address": "host port cors_origins allowed_hosts max_connections",
+    "API keys": "api_keys_file api_keys insecure_no_keys max_per_key prefix_sharing",
     "Queue and limits": (
-        "max_waiting",
-        "max_waiting_tokens",
-        "max_tokens_default",
-        "queue_timeout",
-        "load_timeout",
-        "unload_after",
+        "max_waiting max_waiting_tokens max_tokens_default queue_timeout load_timeout unload_after"
     ),
-    "Adapters": ("adapters", "adapter_memory"),
-    "Quantized KV caches": ("kv_bits", "kv_group_size"),
-    "Prefix cache": (
-        "prefix_cache_ram",
-        "prefix_cache_disk",
-        "prefix_cache_disk_share",
-        "prefix_cache_dir",
-    ),
-    "Speculative decoding and sparse prefill": ("speculation", "draft_model", "sparse_prefill"),
+    "Adapters": "adapters adapter_memory",
+    "Quantized KV caches": "kv_bits kv_group_size",
+    "Prefix cache": "prefix_cache_ram prefix_cache_disk prefix_cache_disk_share prefix_cache_dir",
+    "Speculative decoding and sparse prefill": "speculation draft_model sparse_prefill",
     "Images, videos and stored responses": (
-        "allow_media_hosts",
-        "image_pixels_max",
-        "video_frames_max",
-        "image_cache",
-        "responses_max",
+        "allow_media_hosts image_pixels_max video_frames_max image_cache responses_max"
     ),
-    "Logs and monitoring": (
-        "verbose",
-        "log_format",
-        "log_level",
-        "log_prompts",
-        "inspect",
-        "keyless_metrics",
-    ),
+    "Logs and monitoring": "verbose log_format log_level log_prompts inspect keyless_metrics",
     "Restarts and failover": (
-        "fallback",
-        "fallback_after",
-        "failover_timeout",
-        "reattach_window",
-        "journal_max",
-        "journal_dir",
-        "drain_timeout",
-        "ready_timeout",
-        "stop_timeout",
-        "deaths_max",
-        "restart_delay_max",
-        "spare",
-        "keep_awake",
+        "fallback fallback_after failover_timeout reattach_window journal_max journal_dir drain_timeout "
+        "ready_timeout stop_timeout deaths_max restart_delay_max spare keep_awake"
     ),
-    "Several machines": (
-        "hosts",
-        "split",
-        "backend",
-        "hosts_port",
-        "join",
-        "curve_keys",
-        "endpoint",
-        "routing",
-    ),
+    "Several machines": "hosts split backend hosts_port join curve_keys endpoint routing",
 }
-"""The flags of `serve` as its help shows them."""
+"""The settings of all processes that `serve` shows as its flags, in the order of its help."""
+SHOWN = [name for names in GROUPS.values() for name in names.split()]
 
 
 def default_keys_file(environ: Mapping[str, str]) -> Path | None:
@@ -190,12 +68,9 @@ def default_keys_file(environ: Mapping[str, str]) -> Path | None:
     return xdg_folder(environ, "XDG_CONFIG_HOME", ".config") / "api-keys"
 
 
-@passes_on((GatewaySettings, ("api_keys", *GATEWAY_FLAGS)), (WorkerSettings, WORKER_FLAGS))
 class ServeSettings(Struct, frozen=True, kw_only=True, rename=public_name):
-    """Settings of the supervisor, and those that it passes on to its children. None: the child's default.
-
-    Fields without a description are settings of children that the supervisor reads too.
-    """
+    """Settings of the supervisor. Fields without a description are settings of its children that it reads
+    too; None: not given."""
 
     model: Annotated[
         tuple[str, ...],
@@ -207,13 +82,6 @@ class ServeSettings(Struct, frozen=True, kw_only=True, rename=public_name):
     replicas: Annotated[
         Replicas, Meta(description="workers of each model on this machine; a model's own table overrides it")
     ] = 1
-    host: str | None = None
-    port: int | None = None
-    api_keys: tuple[str, ...] = ()
-    api_keys_file: Path | None = None
-    hosts: Path | None = None
-    backend: Backend | None = None
-    hosts_port: int | None = None
     fallback: Annotated[
         tuple[str, ...],
         Meta(
@@ -228,7 +96,6 @@ class ServeSettings(Struct, frozen=True, kw_only=True, rename=public_name):
             " its loading time (default: 60, or less with several fallbacks, so that streams survive)"
         ),
     ] = None
-    failover_timeout_s: float | None = None
     memory_budget: Annotated[
         Size | None,
         Meta(
@@ -247,7 +114,6 @@ class ServeSettings(Struct, frozen=True, kw_only=True, rename=public_name):
     ] = False
     log_format: logs.Format | None = None
     log_level: logs.Level | None = None
-    drain_timeout_s: float | None = None
     ready_timeout_s: Annotated[
         float, Meta(gt=0, le=86400, description="seconds that a reloaded worker has to become ready")
     ] = 600.0
@@ -266,36 +132,13 @@ class ServeSettings(Struct, frozen=True, kw_only=True, rename=public_name):
         Meta(ge=0, le=1, description="idle processes, with all modules imported, for the next worker"),
     ] = 1
 
-    def reloading(self, control: Path, config: str | None) -> Reloading:
-        """Return the settings of reloads, which are ordered through the socket `control`. `config`: the TOML
-        file."""
-        drain_s = self.longest_drain_s(config, "gateway", "worker")
-        return Reloading(control, drain_s, self.ready_timeout_s, fits_beside)
-
-    def longest_drain_s(self, config: str | None, *sections: str) -> float:
-        """Return the longest drain timeout of the processes of these sections of the TOML file."""
-        if self.drain_timeout_s is not None:
-            return self.drain_timeout_s
-        longest = DRAIN_TIMEOUT_S
-        for section in sections:
-            # The process itself refuses a value that is no number.
-            with contextlib.suppress(TypeError, ValueError):
-                longest = max(longest, float(table(section, config).get("drain_timeout", 0.0)))
-        return longest
-
     def restart_limits(self) -> RestartLimits:
         return RestartLimits(deaths_max=self.deaths_max, delay_s_max=self.restart_delay_max_s)
 
 
-def document(config: str | None) -> dict[str, Any]:
-    """Return the TOML file, unvalidated; empty if it cannot be read, which `settings.read` has reported."""
-    try:
-        return tomllib.loads(read_text(Path(config))) if config else {}
-    except (OSError, ValueError):
-        return {}
-
-
-def table(section: str, config: str | None) -> dict[str, Any]:
-    """Return a section of the TOML file, unvalidated; empty if it is missing or no table."""
-    found = document(config).get(section)
-    return found if isinstance(found, dict) else {}
+def shown_flags() -> list[Flag]:
+    """Return the flags of `serve`. A setting of several processes is described by the last that does."""
+    kinds = (GatewaySettings, WorkerSettings, ServeSettings)
+    flags = [flag for kind in kinds for flag in reader.flags(kind)]
+    found = {flag.field: flag for flag in flags if flag.help and flag.field in SHOWN}
+    return [found[name] for name in SHOWN if name != "config"]

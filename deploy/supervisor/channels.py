@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import socket
 import threading
@@ -10,7 +11,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from protocol.channel import READ_BYTES, Channel, ChannelReader, ChannelWriter, decode_word, encode_words
+from msgspec import Struct
+
+from protocol.channel import (
+    READ_BYTES,
+    SETTINGS_BYTES_MAX,
+    Channel,
+    ChannelReader,
+    ChannelWriter,
+    decode_word,
+    encode_settings,
+)
 from protocol.supervisor_messages import DesiredModels, ModelStates, Word
 
 log = logging.getLogger(__name__)
@@ -28,12 +39,20 @@ class ChildChannel(Channel, ABC, Generic[T]):
         line, self.theirs = socket.socketpair()
         """The end that the child inherits."""
         super().__init__(line)
+        for end, buffer in ((line, socket.SO_SNDBUF), (self.theirs, socket.SO_RCVBUF)):
+            end.setsockopt(socket.SOL_SOCKET, buffer, SETTINGS_BYTES_MAX)
         self._child = child
         self._thread: threading.Thread | None = None
 
     @abstractmethod
     def decode(self, data: bytes) -> Sequence[T]:
         """Return the messages that `data` completes. Raises `ValueError`."""
+
+    def send_settings(self, settings: Struct) -> None:
+        """Send the settings of the process, before anything else. Raises `OSError`."""
+        data = encode_settings(settings)
+        if self._line.send(data, socket.MSG_DONTWAIT) != len(data):
+            raise OSError(errno.EMSGSIZE, f"the settings are too long: {len(data)} bytes")
 
     def listen(self, on_message: Callable[[T], None]) -> None:
         """Start reading, until the child ends or the channel is closed. Called once. The end of the child is
@@ -85,14 +104,6 @@ class WorkerSpawnChannel(ChildChannel[Word]):
     def __init__(self) -> None:
         super().__init__("worker")
         self._rest = b""
-
-    def tell(self, words: Sequence[str]) -> bool:
-        """Send a spare its arguments; return whether that succeeded."""
-        try:
-            data = encode_words(words)
-            return self._line.send(data, socket.MSG_DONTWAIT) == len(data)
-        except (OSError, ValueError):
-            return False
 
     def decode(self, data: bytes) -> Sequence[Word]:
         *lines, self._rest = (self._rest[-READ_BYTES:] + data).split(b"\n")

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
-
-HOSTS = "--hosts="
-"""The flag that names a worker's hostfile."""
-
-ENDPOINT = "--endpoint="
-"""The flag that names the gateway's endpoint for workers."""
 
 PORT_OF_SETS = "hosts_port"
 OF_SETS = "hosts", "split", "backend", PORT_OF_SETS
@@ -26,7 +20,6 @@ ADAPTERS = "adapters"
 
 REPLICAS_MAX = 64
 Replicas = Annotated[int, Meta(ge=1, le=REPLICAS_MAX)]
-Setting = str | int | float | bool | tuple[str, ...]
 
 
 class ServedModel(Struct, frozen=True, kw_only=True):
@@ -43,7 +36,7 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     replicas: Replicas = 1
     fallback: str | tuple[str, ...] = ()
     fallback_after: Annotated[float, Meta(gt=0, le=86400)] | None = None
-    settings: dict[str, Setting] = {}
+    settings: dict[str, Any] = {}
 
 
 def plans(model: ServedModel) -> list[ServedModel]:
@@ -54,7 +47,7 @@ def plans(model: ServedModel) -> list[ServedModel]:
 
 
 def _replacement(
-    model: ServedModel, settings: dict[str, Setting], other: str | None, hosts: str | None
+    model: ServedModel, settings: dict[str, Any], other: str | None, hosts: str | None
 ) -> ServedModel:
     if hosts is not None and PORT_OF_SETS in model.settings:
         settings = settings | {PORT_OF_SETS: model.settings[PORT_OF_SETS]}
@@ -84,56 +77,40 @@ def first_loaded(models: Sequence[ServedModel]) -> list[ServedModel]:
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A supervised process. `env`: its whole environment. `hears`: it is the gateway, and has a channel to
-    the supervisor. `model`: the model that a worker serves. `fallback`: how the process is run once it has
-    been down for `fallback_after_s` seconds; a fallback may have a fallback of its own."""
+    """A supervised process. `env`: its whole environment. `settings`: those that are sent to it, so that its
+    command line needs no arguments; None: it finds them itself. `hears`: it is the gateway, and has a channel
+    to the supervisor. `model`: the model that a worker serves. `is_set`: it is rank 0 of a model that several
+    processes run; it starts the other ranks, on ports reserved for them. `fallback`: how the process is run
+    once it has been down for `fallback_after_s` seconds; a fallback may have a fallback of its own."""
 
     name: str
     argv: Sequence[str]
     env: Mapping[str, str]
+    settings: Struct | None = None
     hears: bool = False
     model: ServedModel | None = None
+    is_set: bool = False
     fallback: Child | None = None
     fallback_after_s: float = 0.0
-
-    @property
-    def program(self) -> list[str]:
-        """The command line up to the module that is run; empty if it runs no module."""
-        return list(self.argv[: self.argv.index("-m") + 2]) if "-m" in self.argv else []
-
-    @property
-    def words(self) -> list[str]:
-        """The arguments of that module."""
-        return list(self.argv[len(self.program) :])
-
-    @property
-    def endpoint(self) -> str:
-        """Where gateway and workers meet."""
-        return next((word for word in reversed(self.argv) if word.startswith(ENDPOINT)), "")[len(ENDPOINT) :]
 
     @property
     def plans(self) -> int:
         """The number of fallbacks behind this plan."""
         return 0 if self.fallback is None else 1 + self.fallback.plans
 
-    @property
-    def is_set(self) -> bool:
-        """Whether it is rank 0 of a model that several processes run. It starts the other ranks, on ports
-        reserved for them."""
-        return any(word.startswith(HOSTS) for word in self.argv)
-
     def can_become(self, other: Child) -> bool:
-        """Whether both are workers that differ only in their arguments, so that a spare can become `other`.
+        """Whether both are workers that differ only in their settings, so that a spare can become `other`.
         A set of ranks gains nothing from a spare: it would still wait for its other processes."""
         workers = self.model is not None and other.model is not None and not self.is_set
-        return workers and bool(self.program) and (self.program, self.env) == (other.program, other.env)
+        return workers and self.settings is not None and (self.argv, self.env) == (other.argv, other.env)
+
+    def named(self, name: str) -> Child:
+        """Return this child, and its fallbacks, under another name."""
+        return replace(self, name=name, fallback=self.fallback and self.fallback.named(name))
 
     def swapped(self, model: str) -> Child:
         """Return this child with another model under the same name."""
         assert self.model is not None
-        kept = [word for word in self.argv if not word.startswith(("--model=", "--served-name="))]
-        return replace(
-            self,
-            argv=[*kept, f"--model={model}", f"--served-name={self.model.name}"],
-            model=msgspec.structs.replace(self.model, model=model),
-        )
+        own = {"model": model, "served_name": self.model.name}
+        settings = self.settings and msgspec.structs.replace(self.settings, **own)
+        return replace(self, settings=settings, model=msgspec.structs.replace(self.model, model=model))

@@ -14,8 +14,10 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+
+from msgspec import Struct
 
 from deploy.supervisor.channels import WorkerSpawnChannel
 from deploy.supervisor.child import Child
@@ -77,6 +79,8 @@ class Processes:
         if line is not None:
             undo.callback(line.close)
             inherited[channel.SPAWN_FD] = line.theirs.fileno()
+            if child.settings is not None:
+                line.send_settings(child.settings)
         process = _begin(child, inherited, stderr.writer)
         undo.callback(_end, process)
         if line is not None:
@@ -91,11 +95,15 @@ class Processes:
         waiter.start()
         return _Running(process, waiter, line)
 
-    def give(self, spare: str, name: str, words: Sequence[str]) -> bool:
-        """Send `words`, its arguments, to the process `spare` and rename it to `name`. Return whether they
-        could be sent."""
+    def give(self, spare: str, name: str, settings: Struct | None) -> bool:
+        """Send the process `spare` its `settings` and rename it to `name`. Return whether they could be
+        sent."""
         given = self._running[spare]
-        if given.line is None or not given.line.tell(words):
+        if given.line is None or settings is None:
+            return False
+        try:
+            given.line.send_settings(settings)
+        except OSError:
             return False
         self._running[name] = self._running.pop(spare)
         log.info("%s runs as pid %d, which was the spare", name, given.process.pid)

@@ -30,13 +30,15 @@ class Reloading:
     """Settings of reloads, which are ordered through the control socket at `path`.
 
     `drain_timeout_s`: the time that gateway and workers have to finish their requests. `fits`: whether that
-    many bytes fit beside what is loaded.
+    many bytes fit beside what is loaded. `read_again`: returns the children with the settings as they are
+    now. It raises `ValueError` or `OSError`.
     """
 
     path: Path
     drain_timeout_s: float
     ready_timeout_s: float
     fits: Callable[[int], bool]
+    read_again: Callable[[], Sequence[Child]] = list
 
 
 class Reloads:
@@ -46,6 +48,8 @@ class Reloads:
         self.programs = {name: child for child in children for name in (child.name, other_name(child.name))}
         self._first = dict(self.programs)
         """Each child's first plan, until another model replaces it."""
+        self._swapped: dict[str, str] = {}
+        """The models that orders have put in the place of those of the settings, by child."""
         self._models = [child.name for child in children if child.model is not None]
         self._gateways = [child.name for child in children if child.hears]
         self.swap_for: str | None = None
@@ -56,6 +60,21 @@ class Reloads:
         """Its process before the reload; None: unknown."""
         self._to_come: list[str] = []
         self._texts: list[str] = []
+
+    def refresh(self, children: Sequence[Child], running: Sequence[str]) -> None:
+        """Use new settings at the next reload of each child, and for workers that do not run at their next
+        start. `running`: the running workers. A model that is new, or has a new name, is left out."""
+        for child in children:
+            known = self._first.get(child.name)
+            if known is None or (known.model and known.model.name) != (child.model and child.model.name):
+                continue
+            model = self._swapped.get(child.name)
+            first = child if model is None else child.swapped(model)
+            names = child.name, other_name(child.name)
+            is_first = self.programs[child.name].plans == known.plans
+            self._first |= dict.fromkeys(names, first)
+            if child.model is not None and child.name not in running and is_first:
+                self.programs |= dict.fromkeys(names, first)
 
     def begin(self, order: ReloadOrder, running: Sequence[str]) -> str | None:
         """Accept an order, or return why it is refused. `running`: the running children."""
@@ -103,9 +122,10 @@ class Reloads:
 
     def successor(self, name: str) -> Child:
         """Return the program after a reload: with the model to swap for, if any, else the first plan."""
-        if self.swap_for is not None:
-            return self.programs[name].swapped(self.swap_for)
-        return self._first[name]
+        if self.swap_for is None:
+            return self._first[name]
+        first, now = self._first[name], self.programs[name]
+        return (first if now.plans == first.plans else now).swapped(self.swap_for)
 
     def is_other(self, worker: ReadyWorker | None) -> bool:
         """Return whether a worker has other content than the process that is replaced."""
@@ -141,6 +161,8 @@ class Reloads:
         self.programs[name] = self.programs[other_name(name)] = self._after if done else self._before
         if done:
             self._first[name] = self._first[other_name(name)] = self._after
+            if self.swap_for is not None:
+                self._swapped[name] = self.swap_for
         self._texts.append(text)
         if done and self._to_come:
             return None

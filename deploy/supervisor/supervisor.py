@@ -140,7 +140,7 @@ class Supervisor:
             on_demand={each.name: RestartPolicy(limits) for each in workers} if self._on_demand else {},
             wanted=first,
             replicas=[names for names in self._models.values() if len(names) > 1],
-            loading=[child.name for child in workers if child.program],
+            loading=[child.name for child in workers if child.settings is not None],
             spares=Spares(takers, RestartPolicy(limits)),
             fallbacks=Fallbacks(
                 {each.name: each.fallback_after_s for each in workers if each.fallback},
@@ -214,8 +214,7 @@ class Supervisor:
         """Translate queue items into events, with child names in place of process ids. None: a timeout."""
         match item:
             case ReloadOrder():
-                running = [name for name in self._workers() if self._lifecycle.stage(name) == "running"]
-                if refusal := self._reloads.begin(item, running):
+                if refusal := self._begin_reload(item):
                     self._answer(False, refusal)
                     return [None]
                 return [self._next_reload()]
@@ -259,6 +258,15 @@ class Supervisor:
         return events or [None]
 
     # --- reload ---
+
+    def _begin_reload(self, order: ReloadOrder) -> str | None:
+        """Read the settings again and accept an order, or return why it is refused."""
+        running = [name for name in self._workers() if self._lifecycle.stage(name) == "running"]
+        try:
+            self._reloads.refresh(self._reloading.read_again() if self._reloading else (), running)
+        except (ValueError, OSError) as error:
+            return f"nothing was reloaded, because the settings are wrong:\n{error}"
+        return self._reloads.begin(order, running)
 
     def _next_reload(self) -> Event:
         child = self._reloads.next
@@ -352,7 +360,7 @@ class Supervisor:
             case Start(name):
                 self._start(name, self._program(name), line)
             case AssignSpare(name):
-                if not self._processes.give(SPARE, name, self._program(name).words):
+                if not self._processes.give(SPARE, name, self._program(name).settings):
                     self._events.put(NotStarted(name, "the spare cannot be reached"))
             case Reloaded():
                 self._reloaded(decision)
@@ -382,6 +390,8 @@ class Supervisor:
             self._gateway = None
         try:
             gateway = self._gateway = GatewayChannel()
+            if child.settings is not None:
+                gateway.send_settings(child.settings)
             gateway.listen(self._events.put)
         except (OSError, RuntimeError) as error:  # RuntimeError: there can be no more threads
             self._events.put(NotStarted(name, str(error)))
@@ -426,10 +436,8 @@ def _by_model(workers: Sequence[Child]) -> dict[str, list[str]]:
 
 def _spare_for(workers: Sequence[Child]) -> Child | None:
     """Return a spare that can become the first worker that is no set of ranks, and those like it."""
-    first = next((child for child in workers if child.program and not child.is_set), None)
-    if first is None:
-        return None
-    return replace(first, name=SPARE, argv=first.program)
+    alone = (child for child in workers if child.settings is not None and not child.is_set)
+    return next((replace(child, name=SPARE, settings=None) for child in alone), None)
 
 
 @contextlib.contextmanager

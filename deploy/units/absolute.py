@@ -8,36 +8,32 @@ from typing import Any
 
 from deploy.serving.commandlines import flag_words
 from deploy.serving.models import split_name
-from deploy.serving.settings import PROGRAM, ServeSettings, document
+from deploy.serving.resolution import Resolved
+from deploy.serving.settings import PROGRAM, shown_flags
 from deploy.supervisor.child import split_models
 from protocol.adapters import split_setting
 from protocol.common.model_folder import folder_of
-from protocol.settings import reader as settings
 from protocol.settings.gateway import GatewaySettings
-from protocol.settings.reader import SettingsError
+from protocol.settings.reader import CONFIG_FLAG, SettingsError, flags, parse_flags
 from protocol.settings.worker import WorkerSettings
 
 _PREFIX = "ROUNDHOUSE_"
 _FOLDER_VARIABLES = ("HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME")
-_PATHS = {
-    "config",
-    *settings.path_fields(GatewaySettings),
-    *settings.path_fields(WorkerSettings),
-    *settings.path_fields(ServeSettings),
-}
+_FLAGS = (CONFIG_FLAG, *flags(GatewaySettings), *flags(WorkerSettings))
+_PATHS = {flag.field for flag in _FLAGS if flag.metavar in ("FILE", "DIR")}
 _MODELS = ("model", "draft_model", "fallback")
 
 
 def absolute_flags(argv: Sequence[str]) -> list[str]:
     """Return the flags of `serve` with absolute paths. Raises `SettingsError`."""
-    given, unknown = settings.given_flags(ServeSettings, argv, PROGRAM)
-    flags = [
+    given, unknown = parse_flags(shown_flags(), argv, PROGRAM)
+    words = [
         flag
         for name, value in given.items()
         for each in (value if isinstance(value, list) else [value])
         for flag in flag_words(name, _absolute(name, each))
     ]
-    return [*flags, *unknown]
+    return [*words, *unknown]
 
 
 def absolute_variables(environ: Mapping[str, str]) -> dict[str, str]:
@@ -49,16 +45,13 @@ def absolute_variables(environ: Mapping[str, str]) -> dict[str, str]:
     return found | {name: _path(found[name]) for name in _FOLDER_VARIABLES if found.get(name)}
 
 
-def check_file(config: str | None) -> None:
+def check_file(resolved: Resolved) -> None:
     """Raise `SettingsError` for relative paths in the file, which cannot be changed for the service."""
-    sections = document(config)
-    tables = [(name, sections.get(name)) for name in ("serve", "gateway", "worker")]
-    if isinstance(models := sections.get("models"), dict):
-        tables += [(f"models.{name}", each) for name, each in models.items()]
+    tables = dict(resolved.document)
+    tables |= {f"models.{name}": each for name, each in tables.pop("models", {}).items()}
     wrong = [
-        f"[{section}] {name}: a service needs an absolute path: {absolute} (from {config})"
-        for section, table in tables
-        if isinstance(table, dict)
+        f"[{section}] {name}: a service needs an absolute path: {absolute} (from {resolved.config})"
+        for section, table in tables.items()
         for name, value in table.items()
         if (absolute := _absolute(name, value)) != value and not str(value).startswith("~")
     ]

@@ -7,16 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from deploy.serving import serve
-from deploy.serving.commandlines import SOURCE_FOLDER, python_module
-from deploy.serving.settings import GATEWAY, ServeSettings, table
+from deploy.serving.commandlines import API_KEYS, SOURCE_FOLDER, flags_of, python_module
+from deploy.serving.resolution import Resolved, resolve
+from deploy.serving.settings import ServeSettings
 from deploy.supervisor.child import ServedModel
 from deploy.supervisor.children import KILL_WAIT_S_MAX
 from deploy.supervisor.restarts import RestartLimits
 from deploy.units import worker_with_spare
 from deploy.units.absolute import absolute_flags, absolute_variables, check_file
+from deploy.units.worker_with_spare import JobSettings
 from protocol import lifeline, sockets
-from protocol.settings import reader as settings
+from protocol.settings.gateway import GatewaySettings
+from protocol.settings.reader import SettingsError
 
 FILES_MAX = 8192
 """A job's soft limit on open files. Each connection is one, and launchd's default is 256."""
@@ -42,55 +44,64 @@ class Job:
 def read(argv: Sequence[str], environ: Mapping[str, str]) -> list[Job]:
     """Return the jobs for the flags of `serve`. Raises `SettingsError`, `EndpointError` or `OSError`."""
     argv, environ = absolute_flags(argv), absolute_variables(environ)
-    given, children = serve.read(argv, environ)
-    config = settings.config_file(argv, environ)
-    check_file(config)
+    resolved = resolve(argv, environ)
+    check_file(resolved)
+    [model, *others] = resolved.models
     # A service manager cannot decide which models run, or switch to fallbacks.
-    if sum(child.model is not None for child in children) > 1 or any(child.plans for child in children):
-        return [_job_of_serve(argv, environ, given, config)]
-    found = [
-        Job(
-            name=child.name,
-            argv=_own_endpoint(child.argv) if child.name == "gateway" else child.argv,
-            environment=_existing_settings(child.env),
-            folder=SOURCE_FOLDER,
-            stop_timeout_s=given.stop_timeout_s + given.longest_drain_s(config, child.name),
-            starts_max=given.deaths_max + 1,
-            window_s=RestartLimits().window_s,
-            address=_address(given, config) if child.name == "gateway" else None,
-        )
-        for child in children
-    ]
-    if not given.spare:
-        return found
-    address = serve.address(argv, environ)
+    if others or model.replicas > 1 or model.fallback:
+        return [_job_of_serve(argv, environ, resolved)]
+    gateway, worker = resolved.gateway, resolved.workers[model.name][0]
+    found = Job(
+        name="worker",
+        argv=[*python_module("worker"), *flags_of(resolved.for_workers[model.name], resolved.config)],
+        environment=_existing_settings(environ, without=API_KEYS),
+        folder=SOURCE_FOLDER,
+        stop_timeout_s=resolved.serve.stop_timeout_s + worker.drain_timeout_s,
+        starts_max=resolved.serve.deaths_max + 1,
+        window_s=RestartLimits().window_s,
+    )
+    # The runtime directory may be gone after a reboot. A gateway without this flag creates it again, with
+    # the required mode, and arrives at the same endpoint.
+    values = dict(resolved.for_gateway)
+    if gateway.endpoint == sockets.default_endpoint(gateway.server):
+        del values["endpoint"]
+    given_keys = values.get("api_keys")
+    keys = {API_KEYS: ",".join(gateway.api_keys)} if given_keys and not given_keys.own else {}
     return [
-        job if child.model is None else _with_spare(job, child.model, given, address)
-        for job, child in zip(found, children, strict=True)
+        replace(
+            found,
+            name="gateway",
+            argv=[*python_module("broker"), *flags_of(values, resolved.config)],
+            environment=_existing_settings(environ, without=API_KEYS) | keys,
+            stop_timeout_s=resolved.serve.stop_timeout_s + gateway.drain_timeout_s,
+            address=_address(gateway),
+        ),
+        _with_spare(found, model, resolved.serve, gateway) if resolved.serve.spare else found,
     ]
 
 
-def _with_spare(job: Job, model: ServedModel, given: ServeSettings, address: tuple[str, int]) -> Job:
+def _with_spare(job: Job, model: ServedModel, given: ServeSettings, gateway: GatewaySettings) -> Job:
     """Return the worker's job, run by a process of ours that also keeps its spare."""
-    command = worker_with_spare.command(
-        job.argv,
-        address=address,
-        model=model,
-        stop_timeout_s=job.stop_timeout_s,
-        ready_timeout_s=given.ready_timeout_s,
-        limits=given.restart_limits(),
-        log_format=given.log_format,
-        log_level=given.log_level,
+    settings = JobSettings(
+        host=gateway.host,
+        port=gateway.port,
+        name=model.name,
+        model=model.model or "",
+        stop_timeout=job.stop_timeout_s,
+        ready_timeout=given.ready_timeout_s,
+        deaths_max=given.deaths_max,
+        restart_delay_max=given.restart_delay_max_s,
+        log_format=given.log_format or "text",
+        log_level=given.log_level or "info",
     )
     # That process kills a worker that does not end in time, and then needs time to end itself.
-    return replace(job, argv=command, stop_timeout_s=job.stop_timeout_s + KILL_WAIT_S_MAX)
+    argv = worker_with_spare.command(job.argv, settings)
+    return replace(job, argv=argv, stop_timeout_s=job.stop_timeout_s + KILL_WAIT_S_MAX)
 
 
-def _job_of_serve(
-    argv: Sequence[str], environ: Mapping[str, str], given: ServeSettings, config: str | None
-) -> Job:
+def _job_of_serve(argv: Sequence[str], environ: Mapping[str, str], resolved: Resolved) -> Job:
     if any(word.split("=")[0] in ("--api-key", "--api-keys") for word in argv):
-        raise settings.SettingsError(
+        raise SettingsError(
             "api_keys: a flag on the command line is visible to all users; use --api-keys-file"
         )
     return Job(
@@ -98,35 +109,24 @@ def _job_of_serve(
         argv=[*python_module("deploy"), "serve", *argv],
         environment=_existing_settings(environ),
         folder=SOURCE_FOLDER,
-        stop_timeout_s=2 * (given.stop_timeout_s + given.longest_drain_s(config, "gateway", "worker")),
-        starts_max=given.deaths_max + 1,
+        stop_timeout_s=2 * (resolved.serve.stop_timeout_s + resolved.drain_timeout_s),
+        starts_max=resolved.serve.deaths_max + 1,
         window_s=RestartLimits().window_s,
     )
 
 
-def _existing_settings(environ: Mapping[str, str]) -> dict[str, str]:
+def _existing_settings(environ: Mapping[str, str], without: str = "") -> dict[str, str]:
     """Return the variables that the job needs: service managers do not pass on the environment."""
-    ours = {name: value for name, value in environ.items() if name.startswith(_KEPT_VARIABLES)}
-    ours.pop(lifeline.VARIABLE, None)
-    return ours
+    left_out = (lifeline.VARIABLE, without)
+    kept = (name for name in environ if name.startswith(_KEPT_VARIABLES) and name not in left_out)
+    return {name: environ[name] for name in kept}
 
 
-def _own_endpoint(argv: Sequence[str]) -> list[str]:
-    # The runtime directory may be gone after a reboot. A gateway without this flag creates it again, with
-    # the required mode, and arrives at the same endpoint.
-    return [word for word in argv if not word.startswith(f"--endpoint=ipc://{sockets.runtime_directory()}/")]
-
-
-def _address(given: ServeSettings, config: str | None) -> tuple[str, int]:
+def _address(gateway: GatewaySettings) -> tuple[str, int]:
     """Return the address that the gateway listens on. Service managers need an address, not a host name."""
-    own = table("gateway", config)
-    host = given.host or own.get("host", GATEWAY.host)
-    port = given.port or own.get("port", GATEWAY.port)
-    if not isinstance(host, str) or not isinstance(port, int):
-        raise settings.SettingsError(f"[gateway] in {config}: host must be text and port a number")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    found = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)[0][4]
-    return str(found[0]), port
+    family = socket.AF_INET6 if ":" in gateway.host else socket.AF_INET
+    found = socket.getaddrinfo(gateway.host, gateway.port, family, socket.SOCK_STREAM)[0][4]
+    return str(found[0]), gateway.port
 
 
 def masked(jobs: Sequence[Job]) -> list[Job]:

@@ -7,15 +7,16 @@ When it gives up it exits with status 0, so that the service manager does not re
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
-from deploy.serving.commandlines import python_module
+from msgspec import Meta, Struct
+from msgspec.structs import asdict
+
+from deploy.serving.commandlines import flag_words, python_module
 from deploy.supervisor.child import Child, ServedModel
 from deploy.supervisor.lifecycle import EXIT_GAVE_UP
 from deploy.supervisor.machine_crash import crash_logged
@@ -26,82 +27,72 @@ from deploy.supervisor.supervisor import Supervisor
 from protocol import sockets
 from protocol.common import logs
 from protocol.common.state_folder import DEFAULT_HOST, server_name
-from protocol.settings import reader as settings
+from protocol.settings import reader
+from protocol.settings.worker import WorkerSettings
 
 PROGRAM = "roundhouse service"
 NAME = "worker"
 
 
-def command(
-    argv: Sequence[str],
-    *,
-    address: tuple[str, int],
-    model: ServedModel,
-    stop_timeout_s: float,
-    ready_timeout_s: float,
-    limits: RestartLimits,
-    log_format: logs.Format | None,
-    log_level: logs.Level | None,
-) -> list[str]:
-    """Return the command line that supervises the worker `argv`. `address`: host and port of its
-    gateway."""
-    flags = {
-        "host": address[0],
-        "port": address[1],
-        "name": model.name,
-        "model": model.model or "",
-        "stop-timeout": stop_timeout_s,
-        "ready-timeout": ready_timeout_s,
-        "deaths-max": limits.deaths_max,
-        "restart-delay-max": limits.delay_s_max,
-        "log-format": log_format or "text",
-        "log-level": log_level or "info",
-    }
-    words = [f"--{name}={value}" for name, value in flags.items()]
-    return [*python_module("deploy.units.worker_with_spare"), *words, "--", *argv]
+class JobSettings(Struct, frozen=True, kw_only=True):
+    """Settings of the job itself. `host`, `port`: of the gateway. `stop_timeout`: includes the time to
+    drain."""
+
+    host: Annotated[str, Meta(description="address of the gateway")] = DEFAULT_HOST  # none in earlier jobs
+    port: Annotated[int, Meta(description="port of the gateway")]
+    name: Annotated[str, Meta(description="model name in the API")]
+    model: Annotated[str, Meta(description="model folder or Hugging Face id")] = ""
+    stop_timeout: Annotated[float, Meta(description="seconds that the worker has to stop")]
+    ready_timeout: Annotated[float, Meta(description="seconds that a reloaded worker has to become ready")]
+    deaths_max: Annotated[int, Meta(description="maximum deaths within five minutes")]
+    restart_delay_max: Annotated[float, Meta(description="maximum delay before a restart")]
+    log_format: Annotated[logs.Format, Meta(description="text or json")] = "text"
+    log_level: Annotated[logs.Level, Meta(description="debug, info, warning or error")] = "info"
+
+
+def command(worker: Sequence[str], job: JobSettings) -> list[str]:
+    """Return the command line that supervises the command line `worker`."""
+    words = [word for name, value in asdict(job).items() for word in flag_words(name, value)]
+    return [*python_module("deploy.units.worker_with_spare"), *words, "--", *worker]
 
 
 def main() -> NoReturn:
     """Keep the worker running until stopped."""
-    told = _parser().parse_args()
-    logs.setup("service", told.log_format, told.log_level)
+    words = sys.argv[1:]
+    end = words.index("--") if "--" in words else len(words)
     try:
-        path = sockets.control_path(server_name(told.host, told.port))
-    except (sockets.EndpointError, OSError) as error:
-        settings.exit_with(PROGRAM, error)
+        job = reader.read(JobSettings, "service", words[:end], {}, program=PROGRAM, about="")
+        supervisor = _supervisor(job, words[end + 1 :])
+    except (ValueError, OSError) as error:
+        reader.exit_with(PROGRAM, error)
+    logs.setup("service", job.log_format, job.log_level)
     with crash_logged(os.environ, sys.platform):
-        status = _supervisor(told, path).run()
+        status = supervisor.run()
     if status == EXIT_GAVE_UP:
         logging.getLogger(__name__).error("giving up; `roundhouse service install` starts it again")
         status = 0
     sys.exit(status)
 
 
-def _supervisor(told: argparse.Namespace, path: Path) -> Supervisor:
-    served = ServedModel(name=told.name, model=told.model or None)
+def _supervisor(job: JobSettings, worker: Sequence[str]) -> Supervisor:
+    """Raises `ValueError` or `OSError`."""
+    served = ServedModel(name=job.name, model=job.model or None)
+    end = worker.index("-m") + 2
+
+    def children() -> list[Child]:
+        settings = reader.read(WorkerSettings, NAME, worker[end:], os.environ, program=PROGRAM, about="")
+        is_set = settings.hosts is not None
+        return [Child(NAME, worker[:end], dict(os.environ), settings, model=served, is_set=is_set)]
+
+    path = sockets.control_path(server_name(job.host, job.port))
     return Supervisor(
-        [Child(NAME, told.command, dict(os.environ), model=served)],
-        stop_timeout_s=told.stop_timeout,
-        limits=RestartLimits(deaths_max=told.deaths_max, delay_s_max=told.restart_delay_max),
-        # `stop_timeout_s` already includes the time to drain.
-        reloading=Reloading(path, 0.0, told.ready_timeout, fits_beside),
+        children(),
+        stop_timeout_s=job.stop_timeout,
+        limits=RestartLimits(deaths_max=job.deaths_max, delay_s_max=job.restart_delay_max),
+        # `stop_timeout` already includes the time to drain.
+        reloading=Reloading(path, 0.0, job.ready_timeout, fits_beside, children),
         spare=True,
     )
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m deploy.units.worker_with_spare", allow_abbrev=False)
-    parser.add_argument("--host", default=DEFAULT_HOST)  # jobs of earlier versions have none
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--name", required=True)
-    parser.add_argument("--model", default="")
-    for name in ("--stop-timeout", "--ready-timeout", "--restart-delay-max"):
-        parser.add_argument(name, type=float, required=True)
-    parser.add_argument("--deaths-max", type=int, required=True)
-    parser.add_argument("--log-format", default="text")
-    parser.add_argument("--log-level", default="info")
-    parser.add_argument("command", nargs="+")
-    return parser
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The settings of a gateway, shared with the supervisor, which passes them on."""
+"""The settings of a gateway, shared with `serve`, which sends them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ JOURNAL_MAX = 2**30
 BATCH_STORAGE = 4 * 2**30
 
 
-class GatewaySettings(Struct, frozen=True, kw_only=True, rename=public_name):
+class GatewaySettings(Struct, frozen=True, kw_only=True, rename=public_name, omit_defaults=True):
     """All settings of one gateway process."""
 
     host: Annotated[str, Meta(description="address to listen on")] = DEFAULT_HOST

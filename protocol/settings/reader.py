@@ -10,10 +10,11 @@ written in the singular. All errors are reported at once, each with its source.
 from __future__ import annotations
 
 import argparse
+import functools
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from types import UnionType
@@ -96,43 +97,6 @@ def public_name(field: str) -> str:
     return field.removesuffix("_s")
 
 
-def passes_on(*others: tuple[type[msgspec.Struct], Sequence[str]]) -> Callable[[type[S]], type[S]]:
-    """Return a class decorator that adds settings of other processes, each with the fields to add.
-
-    An added setting keeps its type, bounds and description. Its default means that it was not given, None or
-    (), and its description states the default of the other process. A field that the class itself declares
-    is replaced in its place; static type checkers know only these fields.
-    """
-
-    def complete(kind: type[S]) -> type[S]:
-        added = {field[0]: field for other, names in others for field in _not_given(other, names)}
-        struct = msgspec.defstruct(
-            kind.__name__,
-            added.values(),
-            bases=(kind,),
-            module=kind.__module__,
-            namespace={"__doc__": kind.__doc__},
-            frozen=True,
-            kw_only=True,
-            rename=public_name,
-        )
-        return cast("type[S]", struct)
-
-    return complete
-
-
-def _not_given(
-    kind: type[msgspec.Struct], names: Sequence[str]
-) -> Iterator[tuple[str, Any, tuple[()] | None]]:
-    """Yield the fields `names` of `kind` for `msgspec.defstruct`, in the order of `kind`."""
-    hints = get_type_hints(kind, include_extras=True)
-    for field in msgspec.structs.fields(kind):
-        if field.name in names:
-            hint = hints[field.name]
-            described = msgspec.Meta(description=_help_text(hint, field.default))
-            yield field.name, Annotated[hint, described], () if _is_list(hint) else None
-
-
 class SettingsError(ValueError):
     """All errors in a process's settings, one per line."""
 
@@ -142,15 +106,102 @@ class _Parser(argparse.ArgumentParser):
         raise SettingsError(message)
 
 
-class _Given(NamedTuple):
-    """A value and its source. Flags and variables are text; a TOML value is typed."""
+class Given(NamedTuple):
+    """Value of a setting with its source. Text is parsed, a typed TOML value is not. `own`: it stands in the
+    process's own section of the file. `label`: what precedes the setting's name in messages."""
 
     value: object
     source: str
     typed: bool = False
+    own: bool = False
+    label: str = ""
+
+
+Values = dict[str, Given]
+"""Settings that are given, by their public names."""
+
+
+class Sources:
+    """Flags, variables and file of a process, each read once. `errors`: what is wrong, one line each."""
+
+    def __init__(
+        self,
+        flags: Sequence[Flag],
+        argv: Sequence[str],
+        environ: Mapping[str, str],
+        *,
+        program: str,
+        about: str,
+        elsewhere: Mapping[str, type[msgspec.Struct]] | None = None,
+    ) -> None:
+        """`elsewhere`: other processes' settings, by section, for error messages. Raises `SettingsError`;
+        `--help` prints and exits."""
+        if broken := faults(environ):
+            raise SettingsError("\n".join(broken))
+        self._flags, unknown = parse_flags(flags, argv, program, about)
+        if unknown:
+            names = [flag.field for flag in flags]
+            raise SettingsError("\n".join(unknown_flags(unknown, names, elsewhere or {}, program)))
+        self._environ = environ
+        removed = [_ENV + name.upper() for name in REMOVED if _ENV + name.upper() in environ]
+        self.errors = [f"{name}: {setting_hint(name.removeprefix(_ENV).lower(), ())[2:]}" for name in removed]
+        config: Any = self._flags.pop("config", None) or environ.get(_ENV + "CONFIG")
+        self.config: str | None = config or None
+        self.document = _read_file(Path(self.config), self.errors) if self.config else {}
+
+    def table(self, section: str) -> dict[str, Any]:
+        """Return a section of the file; empty if it is missing or, which is an error, no table."""
+        table = self.document.get(section, {})
+        if isinstance(table, dict):
+            return table
+        self.errors.append(f"{self.config}: {section} must be a table")
+        return {}
+
+    def check_keys(self, section: str, known: Collection[str]) -> None:
+        """Add an error for each unknown key of a section."""
+        self.errors += [
+            f"{self.config}: unknown key {key} in [{section}]{setting_hint(key, known)}"
+            for key in self.table(section)
+            if key not in known
+        ]
+
+    def values(self, kind: type[msgspec.Struct], *sections: str) -> Values:
+        """Return the given settings of `kind`. Of `sections`, later ones override; the first one is the
+        process's own."""
+        found: Values = {}
+        for section in sections:
+            source, own = f"{self.config} [{section}]", section == sections[0]
+            table = self.table(section)
+            found |= {key: Given(value, source, typed=True, own=own) for key, value in table.items()}
+        for name in kind.__struct_encode_fields__:
+            if (variable := _ENV + name.upper()) in self._environ:
+                found[name] = Given(self._environ[variable], variable)
+            if name in self._flags:
+                found[name] = Given(self._flags[name], "--" + name.replace("_", "-"))
+        return {name: given for name, given in found.items() if name in kind.__struct_encode_fields__}
+
+    def check(self) -> None:
+        """Raise `SettingsError` if there are errors."""
+        if self.errors:
+            raise SettingsError("\n".join(dict.fromkeys(self.errors)))
 
 
 def read(
+    kind: type[S], section: str, argv: Sequence[str], environ: Mapping[str, str], *, program: str, about: str
+) -> S:
+    """Read the settings of a process that runs alone.
+
+    Raises `SettingsError`; `--help` prints and exits.
+    """
+    sources = Sources(flags(kind), argv, environ, program=program, about=about)
+    sources.check_keys(section, kind.__struct_encode_fields__)
+    settings = convert(kind, sources.values(kind, section), sources.errors)
+    sources.check()
+    assert settings is not None, "there are no errors"
+    return settings
+
+
+def read_or_exit(
     kind: type[S],
     section: str,
     argv: Sequence[str],
@@ -158,99 +209,36 @@ def read(
     *,
     program: str,
     about: str,
-    elsewhere: Mapping[str, type[msgspec.Struct]] | None = None,
+    document: bytes | None = None,
 ) -> S:
-    """Read the settings of a process. `elsewhere`: other processes' settings, by section, for error messages.
-
-    Raises `SettingsError`; `--help` prints and exits.
-    """
-    if broken := faults(environ):
-        raise SettingsError("\n".join(broken))
-    fields = [field.encode_name for field in msgspec.structs.fields(kind)]
-    given, unknown = _parser(kind, program, about).parse_known_args(list(argv))
-    if unknown:
-        raise SettingsError("\n".join(unknown_flags(unknown, fields, elsewhere or {}, program)))
-    flags = vars(given)
-    config = flags.pop("config", None) or environ.get(_ENV + "CONFIG")
-    removed = [_ENV + name.upper() for name in REMOVED if _ENV + name.upper() in environ]
-    errors = [f"{name}: {setting_hint(name.removeprefix(_ENV).lower(), ())[2:]}" for name in removed]
-    values: dict[str, _Given] = {}
-    if config:
-        values |= _from_file(Path(config), section, kind, errors)
-    for name in fields:
-        if (variable := _ENV + name.upper()) in environ:
-            values[name] = _Given(environ[variable], variable)
-        if name in flags:
-            values[name] = _Given(flags[name], "--" + name.replace("_", "-"))
-    settings = _convert(kind, values, errors)
-    if settings is None:
-        raise SettingsError("\n".join(errors))
-    return settings
-
-
-def given_flags(
-    kind: type[msgspec.Struct], argv: Sequence[str], program: str
-) -> tuple[dict[str, object], list[str]]:
-    """Return the values of the flags in `argv`, unvalidated, `config` among them, and the unknown words.
-
-    Raises `SettingsError`.
-    """
-    given, unknown = _parser(kind, program, "").parse_known_args(list(argv))
-    return vars(given), unknown
-
-
-def path_fields(kind: type[msgspec.Struct]) -> set[str]:
-    """Return the public names of the settings that are paths."""
-    hints = get_type_hints(kind, include_extras=True)
-    fields = msgspec.structs.fields(kind)
-    return {field.encode_name for field in fields if Path in _parts(hints[field.name])}
-
-
-def config_file(argv: Sequence[str], environ: Mapping[str, str]) -> str | None:
-    """Return the path of the TOML file that `read` would use. Raises `SettingsError`."""
-    parser = _Parser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--config")
-    found: str | None = parser.parse_known_args(list(argv))[0].config
-    return found or environ.get(_ENV + "CONFIG") or None
-
-
-def read_or_exit(
-    kind: type[S], section: str, argv: Sequence[str], environ: Mapping[str, str], *, program: str, about: str
-) -> S:
-    """Call `read` for a `__main__`: errors go to stderr, and the exit status is EX_CONFIG."""
+    """Return the settings for a `__main__`: those of `document`, which `serve` has sent as JSON, else those
+    that `read` finds. Errors go to stderr, and the exit status is EX_CONFIG."""
     try:
+        if document is not None:
+            return msgspec.json.decode(document, type=kind, dec_hook=_to_path)
         return read(kind, section, argv, environ, program=program, about=about)
-    except SettingsError as error:
+    except (SettingsError, msgspec.MsgspecError) as error:
         exit_with(program, error)
 
 
-def unknown_keys(
-    kind: type[msgspec.Struct], section: str, table: Mapping[str, object], path: str | Path
-) -> list[str]:
-    """Return an error line for each unknown key of a section."""
-    known = kind.__struct_encode_fields__
-    return [
-        f"{path}: unknown key {key} in [{section}]{setting_hint(key, known)}"
-        for key in table
-        if key not in known
-    ]
+def parse_flags(
+    flags: Sequence[Flag], argv: Sequence[str], program: str, about: str = ""
+) -> tuple[dict[str, object], list[str]]:
+    """Return the values of the flags in `argv`, unvalidated, `config` among them, and the unknown words.
 
-
-def refusal(kind: type[msgspec.Struct], name: str, value: object) -> str | None:
-    """Return why a TOML value is invalid when passed on as a flag, `--name=value`; None: it is valid.
-
-    A flag is text, so "8" is valid as a number and 8 as a name. A switch is a flag without a value.
+    Raises `SettingsError`; `--help` prints and exits.
     """
-    (hint,) = (
-        get_type_hints(kind, include_extras=True)[field.name]
-        for field in msgspec.structs.fields(kind)
-        if field.encode_name == name
-    )
-    why = _why_not(hint, _Given(value, "", typed=True))
-    is_text = isinstance(value, str | int | float) and not isinstance(value, bool) and not _is_switch(hint)
-    if why is None or not is_text:
-        return why
-    return why if _why_not(hint, _Given(str(value), "")) else None
+    given, unknown = _parser(flags, program, about).parse_known_args(list(argv))
+    return vars(given), unknown
+
+
+def of_table(kind: type[msgspec.Struct], name: str, value: object, source: str, label: str) -> Given:
+    """Return a value in the table of a model. There "8" is valid as a number, and 8 as a name."""
+    hint, typed = _hints(kind)[name], Given(value, source, typed=True, label=label)
+    if isinstance(value, bool) or not isinstance(value, str | int | float) or _is_switch(hint):
+        return typed
+    text = Given(str(value), source, label=label)
+    return text if _is_valid(hint, text) and not _is_valid(hint, typed) else typed
 
 
 def exit_with(program: str, reason: str | Exception) -> NoReturn:
@@ -263,23 +251,14 @@ def exit_with(program: str, reason: str | Exception) -> NoReturn:
 
 def _help_text(hint: Any, default: object) -> str:
     """Return the outermost description of a field, with its default."""
-    metas = [m for m in get_args(hint)[1:] if isinstance(m, msgspec.Meta)]
-    text = next((m.description for m in reversed(metas) if m.description), "")
+    text = next((meta.description for meta in get_args(hint)[:0:-1] if isinstance(meta, Meta)), None) or ""
     if default is False or default in (None, "", (), msgspec.NODEFAULT):
         return text
     return f"{text} (default: {spell_size(cast(int, default)) if _is_size(hint) else default})"
 
 
 def _is_size(hint: Any) -> bool:
-    return any(meta is BYTES for meta in _metas(hint))
-
-
-def _metas(hint: Any) -> Iterator[msgspec.Meta]:
-    for part in get_args(hint):
-        if isinstance(part, msgspec.Meta):
-            yield part
-        else:
-            yield from _metas(part)
+    return any(part is BYTES for part in _parts(hint))
 
 
 def _is_switch(hint: Any) -> bool:
@@ -311,11 +290,19 @@ _SHORT = {"verbose": ("-v",)}
 
 def flags(kind: type[msgspec.Struct]) -> list[Flag]:
     """Return the flags of a settings struct, except for `CONFIG_FLAG`."""
-    hints = get_type_hints(kind, include_extras=True)
+    hints = _hints(kind)
     return [
-        _flag(field.encode_name, hints[field.name], _help_text(hints[field.name], field.default), field.name)
+        _flag(name, hints[name], _help_text(hints[name], field.default), field.name)
         for field in msgspec.structs.fields(kind)
+        for name in (field.encode_name,)
     ]
+
+
+@functools.cache
+def _hints(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the types of the settings by their public names."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {field.encode_name: hints[field.name] for field in msgspec.structs.fields(kind)}
 
 
 def _flag(name: str, hint: Any, help_text: str, field: str) -> Flag:
@@ -328,10 +315,10 @@ def _flag(name: str, hint: Any, help_text: str, field: str) -> Flag:
     return Flag(name, (flag,), "SIZE" if _is_size(hint) else _metavar(field, hint), help_text)
 
 
-def _parser(kind: type[msgspec.Struct], program: str, about: str) -> argparse.ArgumentParser:
+def _parser(flags: Sequence[Flag], program: str, about: str) -> argparse.ArgumentParser:
     parser = _Parser(prog=program, description=about, argument_default=argparse.SUPPRESS, allow_abbrev=False)
     parser.add_argument("--config", metavar=CONFIG_FLAG.metavar, help=CONFIG_FLAG.help)
-    for flag in flags(kind):
+    for flag in flags:
         help_text = flag.help.replace("%", "%%")
         if not flag.metavar:
             names = (name for name in flag.names if not name.startswith("--no-"))
@@ -362,7 +349,7 @@ def _choices(hint: Any) -> list[str]:
 
 
 def _parts(hint: Any) -> Iterator[Any]:
-    """Yield the types of a hint, without `Annotated` and unions around them."""
+    """Yield the types of a hint and what they are annotated with, without unions around them."""
     if get_origin(hint) in (Annotated, Union, UnionType):
         for part in get_args(hint):
             yield from _parts(part)
@@ -370,7 +357,8 @@ def _parts(hint: Any) -> Iterator[Any]:
         yield hint
 
 
-def _from_file(path: Path, section: str, kind: type[msgspec.Struct], errors: list[str]) -> dict[str, _Given]:
+def _read_file(path: Path, errors: list[str]) -> dict[str, Any]:
+    """Return the TOML file; empty if it cannot be read, which is an error."""
     try:
         document = tomllib.loads(read_text(path))
     except OSError as error:
@@ -382,20 +370,9 @@ def _from_file(path: Path, section: str, kind: type[msgspec.Struct], errors: lis
     except ValueError as error:
         errors.append(f"{path} is not valid TOML: {error}")
         return {}
-    errors += [
-        f"{path}: unknown section [{name}]{closest_match(name, SECTIONS)}"
-        for name in document
-        if name not in SECTIONS
-    ]
-    table = document.get(section, {})
-    if not isinstance(table, dict):
-        errors.append(f"{path}: {section} must be a table")
-        return {}
-    errors += unknown_keys(kind, section, table, path)
-    known = kind.__struct_encode_fields__
-    return {
-        key: _Given(value, f"{path} [{section}]", typed=True) for key, value in table.items() if key in known
-    }
+    unknown = [name for name in document if name not in SECTIONS]
+    errors += [f"{path}: unknown section [{name}]{closest_match(name, SECTIONS)}" for name in unknown]
+    return document
 
 
 def _to_path(kind: type, value: object) -> Path:
@@ -412,30 +389,31 @@ def _split(value: object) -> list[str]:
     return [part.strip() for text in texts for part in text.split(",") if part.strip()]
 
 
-def _convert(kind: type[S], values: dict[str, _Given], errors: list[str]) -> S | None:
-    converted = {}
-    hints = get_type_hints(kind, include_extras=True)
+def convert(kind: type[S], values: Values, errors: list[str]) -> S | None:
+    """Return the settings of a process; None if some are wrong, which adds a line for each to `errors`."""
+    converted, wrong = {}, list[str]()
+    hints = _hints(kind)
     for field in msgspec.structs.fields(kind):
-        name, hint = field.encode_name, hints[field.name]
-        if name not in values:
-            errors += [f"{name}: is required"] if field.required else []
+        name, given = field.encode_name, values.get(field.encode_name)
+        if given is None:
+            wrong += [f"{name}: is required"] if field.required else []
             continue
         try:
-            converted[field.name] = _as_hinted(hint, values[name])
+            converted[field.name] = _as_hinted(hints[name], given)
         except (msgspec.ValidationError, SizeError) as error:
-            errors.append(f"{name}: {describe(error, hint)} (from {values[name].source})")
-    if errors:
-        return None
-    try:
-        return kind(**converted)
-    except ValueError as error:  # from the struct's __post_init__, which checks several fields together
-        errors.append(str(error))
-        return None
+            wrong.append(f"{given.label}{name}: {describe(error, hints[name])} (from {given.source})")
+    if not wrong:
+        try:
+            return kind(**converted)
+        except ValueError as error:  # from the struct's __post_init__, which checks several fields together
+            wrong.append(str(error))
+    errors += wrong
+    return None
 
 
-def _as_hinted(hint: Any, given: _Given) -> Any:
+def _as_hinted(hint: Any, given: Given) -> Any:
     """Convert a value to its field's type. Raises `ValidationError` or `SizeError`."""
-    value, _, typed = given
+    value, typed = given.value, given.typed
     if isinstance(value, str) and _is_size(hint):
         value = parse_size(value)
     if _is_list(hint) and (isinstance(value, str) or not typed):
@@ -443,12 +421,12 @@ def _as_hinted(hint: Any, given: _Given) -> Any:
     return msgspec.convert(value, hint, strict=typed, dec_hook=_to_path)
 
 
-def _why_not(hint: Any, given: _Given) -> str | None:
+def _is_valid(hint: Any, given: Given) -> bool:
     try:
         _as_hinted(hint, given)
-    except (msgspec.ValidationError, SizeError) as error:
-        return describe(error, hint)
-    return None
+    except (msgspec.ValidationError, SizeError):
+        return False
+    return True
 
 
 def describe(error: Exception, hint: Any) -> str:

@@ -1,4 +1,4 @@
-"""The settings of a worker, shared with the supervisor, which passes them on."""
+"""The settings of a worker, shared with `serve`, which sends them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Seconds = Annotated[float, Meta(gt=0, le=86400)]
 Bytes = Annotated[int, Meta(ge=1)]
 
 
-class WorkerSettings(Struct, frozen=True, kw_only=True, rename=public_name):
+class WorkerSettings(Struct, frozen=True, kw_only=True, rename=public_name, omit_defaults=True):
     """Settings of one worker process."""
 
     model: Annotated[

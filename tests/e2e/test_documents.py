@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from deploy.agents.profiles import Agent
-from deploy.serving import serve
+from deploy.serving.resolution import resolve
 from tests.blocks import ROOT, Block, all_blocks, blocks
 from tests.conformance.recipes import ENVIRONMENTS
 from tests.ports import free_port
@@ -105,7 +105,7 @@ class Reader:
         served = self.project / "served"
         if served.exists():
             for words in served.read_text().removesuffix("\0\n").split("\0\n"):
-                serve.read(words.split("\0"), self.env)
+                resolve(words.split("\0"), self.env)
             served.unlink()
 
 
@@ -220,4 +220,4 @@ def test_blocks_that_are_not_run_are_known_and_valid(tmp_path: Path) -> None:
         if block.language == "toml":
             file = tmp_path / f"{number}.toml"
             file.write_text(block.text)
-            serve.read([f"--config={file}"], {"XDG_RUNTIME_DIR": str(tmp_path)})
+            resolve([f"--config={file}"], {"XDG_RUNTIME_DIR": str(tmp_path)})

@@ -90,7 +90,7 @@ class Set:
             with contextlib.suppress(psutil.Error):
                 words = child.cmdline()
                 if _is_worker(child, words) and child.status() != psutil.STATUS_ZOMBIE:
-                    found.append((not any(word.startswith("--hosts=") for word in words), child))
+                    found.append((child.ppid() != self.process.pid, child))
         return [child for _, child in sorted(found, key=lambda pair: pair[0])]
 
     def whole(self) -> list[psutil.Process]:

@@ -26,6 +26,7 @@ from deploy.supervisor.supervisor import Supervisor
 from protocol.common import logs
 from protocol.common.listening import listen
 from tests.ports import free_port
+from tests.scripted_worker.config import scripted
 from tests.system import NO_TLS, Process, eventually, is_ready
 
 READY_S_MAX = 180.0
@@ -37,8 +38,9 @@ import os, pathlib, sys
 flags = pathlib.Path(sys.argv[1]).read_text().split()
 os.execv(sys.executable, [sys.executable, "-m", "tests.scripted_worker", *flags])
 """
-WorkerStart = tuple[list[str], list[str], dict[str, object]]
-"""Names and command line of a model's workers, and the fields of its `ServedModel`."""
+WorkerStart = tuple[list[str], list[str], str | None, dict[str, object]]
+"""Names and command line of a model's workers, the flags that are sent to them, if any, and the fields of its
+`ServedModel`."""
 
 
 class Server:
@@ -153,12 +155,12 @@ class Several(Server):
 
     def worker(self, model: Scripted) -> WorkerStart:
         path = str(self.folder / model.name)
-        argv = [sys.executable, "-m", "tests.scripted_worker", "--endpoint", self.endpoint]
-        argv += [*model.flags.split(), f"--model={path}", f"--served-name={model.name}"]
+        flags = f"--endpoint={self.endpoint} {model.flags} --model={path} --served-name={model.name}"
         fields: dict[str, Any] = asdict(model)
         del fields["flags"], fields["weight_bytes"]
         fields |= {"model": path, "named": True, "aliases": tuple(model.aliases)}
-        return replica_names(f"worker[{model.name}]", ServedModel(**fields)), argv, fields
+        argv = [sys.executable, "-m", "tests.scripted_worker"]
+        return replica_names(f"worker[{model.name}]", ServedModel(**fields)), argv, flags, fields
 
     def make_weights(self, name: str, size: int) -> str:
         """Create a model folder whose apparent size is `size` bytes."""
@@ -214,7 +216,7 @@ class Served(Several):
     def worker(self, model: Scripted) -> WorkerStart:
         self.set_worker(model.flags)
         command = [sys.executable, "-c", BEGIN_WORKER, str(self.folder / "flags")]
-        return ["worker"], command, {"name": model.name}
+        return ["worker"], command, None, {"name": model.name}
 
     def set_worker(self, flags: str) -> None:
         """Set the flags of the next worker."""
@@ -255,9 +257,10 @@ def main(arguments: Sequence[str]) -> int:
     logs.setup("serve")
     env = dict(os.environ)
     children = [Child("gateway", told["gateway"], env, hears=True)]
-    for names, argv, fields in told["workers"]:
+    for names, argv, flags, fields in told["workers"]:
         model = ServedModel(**fields | {"aliases": tuple(fields.get("aliases", ()))})
-        children += [Child(name, argv, env, model=model) for name in names]
+        settings = None if flags is None else scripted(flags)
+        children += [Child(name, argv, env, settings, model=model) for name in names]
     return Supervisor(
         children,
         reloading=Reloading(Path(told["control"]), 10.0, 30.0, fits_beside),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from protocol import channel
 from protocol.channel import LINE_BYTES_MAX, ChannelReader, ChannelWriter, SpawnChannel
+from protocol.settings.worker import WorkerSettings
 from protocol.supervisor_messages import DesiredModels, ModelState, ModelStates
 
 Pair = tuple[socket.socket, socket.socket]
@@ -82,8 +83,6 @@ def test_slow_reader_gets_the_latest_message_and_no_partial_ones(pair: Pair) -> 
 def test_what_is_not_of_a_channel_is_refused_or_none() -> None:
     assert SpawnChannel.find({}) is None
     assert SpawnChannel.find({channel.SPAWN_FD: "x"}) is None
-    with pytest.raises(ValueError, match="command line"):
-        channel.encode_words(["x" * channel.WORDS_BYTES_MAX])
     words = [channel.decode_word(line) for line in (b"there", b"loaded", b"", b"There", b"\xff")]
     assert words == ["there", "loaded", None, None, None]
 
@@ -108,16 +107,17 @@ def test_spawn_channel_is_claimed_once_and_not_inherited() -> None:
         assert ours.recv(100) == b""
 
 
-@given(st.lists(st.text()))
-@settings(max_examples=30)
-def test_words_come_as_they_were_said_in_whatever_pieces(words: list[str]) -> None:
-    ours, theirs = socket.socketpair()
-    line = SpawnChannel(theirs)
-    data = channel.encode_words(words)
-    with ours:
-        ours.sendall(data[:3])
-        ours.sendall(data[3:])
-        assert line.read_assignment() == words
+def test_settings_are_the_first_line_in_whatever_pieces_and_the_rest_is_left(pair: Pair) -> None:
+    ours, theirs = pair
+    sent = WorkerSettings(model="m\n", prefix_cache_dir=Path("/x"), adapters=("a=/b",))
+    data = channel.encode_settings(sent)
+    with ThreadPoolExecutor(1) as reader:
+        line = SpawnChannel(theirs.dup())
+        read = reader.submit(line.read_settings)
+        for piece in (data[:3], data[3:-1], data[-1:] + b"next\n"):
+            ours.sendall(piece)
+        assert read.result() == data
+        assert line.receive() == b"next\n"
         line.close()
 
 
@@ -126,6 +126,6 @@ def test_waiting_spare_gets_eof_when_the_supervisor_exits() -> None:
     line = SpawnChannel(theirs)
     ours.close()
     with pytest.raises(EOFError):
-        line.read_assignment()
+        line.read_settings()
     line.send("there")  # the other end is closed, which is not an error
     line.close()

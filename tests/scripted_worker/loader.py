@@ -37,7 +37,7 @@ class FakeLoader:
                 CONTEXT_LENGTH,
                 0,
                 Capabilities(images=told.images, videos=told.videos),
-                identity=told.model,
+                identity=told.model or "",
             ),
             engine=FakeEngine(scripts, told.step_ms),
             open_preparer=lambda context_length: FakePreparer(scripts, context_length),

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from protocol import channel, lifeline
+from protocol.settings.worker import WorkerSettings
 
 DEADLINE_S = 60.0
 PROGRAM = """
@@ -24,8 +25,8 @@ from worker import spare
 def look_ahead():
     print("looked ahead at", os.getpriority(os.PRIO_PROCESS, 0), flush=True)
 
-words = spare.words(("tests.worker.priority_probe",), look_ahead)
-print(words, os.environ.get(channel.SPARE), "tests.worker.priority_probe" in sys.modules, flush=True)
+document = spare.settings_document(("tests.worker.priority_probe",), look_ahead)
+print(document, os.environ.get(channel.SPARE), "tests.worker.priority_probe" in sys.modules, flush=True)
 """
 
 
@@ -72,16 +73,16 @@ def waiting(*argv: str, folder: Path) -> Iterator[Waiting]:
         process.communicate()
 
 
-def test_it_imports_at_low_priority_says_that_it_is_there_and_takes_its_words(tmp_path: Path) -> None:
+def test_it_imports_at_low_priority_says_that_it_is_there_and_takes_its_settings(tmp_path: Path) -> None:
     with waiting("-c", PROGRAM, folder=tmp_path) as spare:
         assert spare.hear() == "there\n"
-        spare.line.sendall(channel.encode_words(["--model=a", "--port", "1"]))
+        spare.line.sendall(channel.encode_settings(WorkerSettings(model="a")))
         assert spare.hear() == "taken\n"
         said, _ = spare.process.communicate(timeout=DEADLINE_S)
-        imported, looked, words = said.splitlines()[-3:]
+        imported, looked, document = said.splitlines()[-3:]
         assert imported == f"imported at {10 if sys.platform == 'linux' else 0}"
         assert looked == f"looked ahead at {os.nice(0)}"
-        assert words == "['--model=a', '--port', '1'] None True"
+        assert document == """b'{"model":"a"}\\n' None True"""
 
 
 @pytest.mark.parametrize("ends", ["line", "lifeline"])
@@ -96,11 +97,11 @@ def test_it_ends_with_its_supervisor(tmp_path: Path, ends: str) -> None:
             assert spare.process.wait(DEADLINE_S) in (0, -15)
 
 
-def test_a_real_one_reads_its_settings_when_it_is_told_them(tmp_path: Path) -> None:
+def test_a_real_one_checks_its_settings_when_it_is_told_them(tmp_path: Path) -> None:
     with waiting("-m", "worker", folder=tmp_path) as spare:
         assert spare.hear() == "there\n"
-        spare.line.sendall(channel.encode_words(["--modle=x"]))
+        spare.line.sendall(b'{"max_running": "many"}\n')
         assert spare.hear() == "taken\n"
         said, _ = spare.process.communicate(timeout=DEADLINE_S)
         assert spare.process.returncode == 78
-        assert "--modle" in said
+        assert "max_running" in said

@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from deploy.command.cli import app
 from deploy.command.curve_keys import KEY_FILES
-from deploy.serving.settings import GROUPS, ServeSettings
+from deploy.serving.settings import GROUPS, SHOWN, ServeSettings, shown_flags
+from tests.deploy.conftest import config
 from tests.deploy.supervisor.process_output import Begin
 from tests.system import free_port
 
@@ -22,9 +23,13 @@ ROOT = Path(__file__).resolve().parents[3]
 pytestmark = pytest.mark.usefixtures("runtime_folder")
 
 STAND_IN = """
-import os, signal, sys
+import os, signal, socket, sys
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 line = " ".join([__package__, str(os.getpid()), *sys.argv[1:]])
+for variable in ("ROUNDHOUSE_SUPERVISOR_FD", "ROUNDHOUSE_START_FD"):
+    if number := os.environ.get(variable):
+        with socket.socket(fileno=int(number)) as channel:
+            line += " " + channel.recv(65536).decode().split("\\n")[0]
 os.write(1, f"{line}\\n".encode())  # in one piece: the other one writes at the same time
 if "--once" not in sys.argv:
     signal.sigwait({signal.SIGTERM})
@@ -33,7 +38,8 @@ if "--once" not in sys.argv:
 
 @pytest.fixture
 def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace the packages `broker` and `worker` in new processes by ones that print their arguments."""
+    """Replace the packages `broker` and `worker` in new processes by ones that print their arguments and the
+    settings that they are sent."""
     for package in ("broker", "worker"):
         (tmp_path / package).mkdir()
         (tmp_path / package / "__init__.py").touch()
@@ -42,8 +48,10 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_help_of_serve_shows_every_setting_in_one_group_with_its_type_and_default() -> None:
-    fields = [field for group in GROUPS.values() for field in group]
-    assert sorted(fields) == sorted(["config", *ServeSettings.__struct_encode_fields__])
+    fields = SHOWN
+    assert len(fields) == len(set(fields))
+    assert {"config", *ServeSettings.__struct_encode_fields__} <= {*fields}
+    assert {*fields} - {"config"} == {flag.field for flag in shown_flags()}
     text = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "200"}).stdout
     for name in fields:
         assert f"--{name.replace('_', '-')}" in text
@@ -89,13 +97,22 @@ def test_serve_runs_both_processes_answers_a_reload_and_stops(begin: Begin, tmp_
     status, output = reload()
     assert status == 78
     assert "no `roundhouse serve` is listening at" in output
-    words = ["serve", "--model", "pocket", "--ready-timeout", "0.5", *flags]
+    file = config(tmp_path, "[worker]\nmax_running = 3")
+    words = ["serve", "--model", "pocket", "--ready-timeout", "0.5", "--config", file, *flags]
     serve = begin([sys.executable, "-m", "deploy", *words], cwd=tmp_path, env=env)
-    started = sorted(serve.wait_line("--endpoint=") for _ in range(2))
+    started = sorted(serve.wait_line('"endpoint":') for _ in range(2))
     assert [line.split()[0] for line in started] == ["broker", "worker"]
-    assert "--model=pocket" in started[1]
+    assert '"model":"pocket"' in started[1]
+    assert '"max_running":3' in started[1]
+    config(tmp_path, "[worker]\nmax_running = 'many'")
+    status, output = reload()
+    assert status == 1
+    wrong = f"max_running: Expected a whole number, got text (from {file} [worker])"
+    assert output.splitlines()[1:] == [wrong]
+    config(tmp_path, "[worker]\nmax_running = 4")
     # The stand-in for the gateway never reports a ready worker.
     assert reload() == (1, "worker-2 was not ready within 0.5 s\n")
+    assert '"model":"pocket"' in serve.wait_line('"max_running":4')
     serve.signal(signal.SIGTERM)
     assert serve.wait() == 0
     assert not (tmp_path / "roundhouse" / "serve-8765").exists()

@@ -10,8 +10,8 @@ from msgspec import Struct
 from typer.testing import CliRunner
 
 from deploy.command.cli import app
-from deploy.serving.serve import own_settings
-from deploy.serving.settings import ServeSettings
+from deploy.serving.resolution import resolve_gateway
+from deploy.serving.settings import shown_flags
 from protocol.settings import reader as settings
 from protocol.settings.gateway import GatewaySettings
 from protocol.settings.reader import SettingsError
@@ -62,13 +62,13 @@ def test_a_mistake_is_answered_with_what_to_do(words: list[str], said: str) -> N
 
 @pytest.mark.parametrize(("section", "kind"), [("gateway", GatewaySettings), ("worker", WorkerSettings)])
 def test_setting_of_one_process_is_answered_with_its_own_way_in(section: str, kind: type[Struct]) -> None:
-    own = {name for flag in settings.flags(ServeSettings) for name in flag.names}
+    own = {name for flag in shown_flags() for name in flag.names}
     others = [flag for flag in settings.flags(kind) if not own & set(flag.names)]
     assert others
     for flag in others:
         for name in flag.names:
             with pytest.raises(SettingsError) as caught:
-                own_settings([name], {})
+                resolve_gateway([name], {})
             way = f"set ROUNDHOUSE_{flag.field.upper()}, or {flag.field} under "
             assert str(caught.value).startswith(f"{name}: not a flag of this command; {way}")
             assert f"[{section}]" in str(caught.value)

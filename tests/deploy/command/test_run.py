@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import subprocess
 import sys
 import time
@@ -70,12 +72,15 @@ def test_run_serves_the_model_answers_and_leaves_no_process(tmp_path: Path) -> N
         timeout=RUN_S_MAX,
         stdin=subprocess.DEVNULL,
         check=False,
+        env=os.environ | {"STARTED_BY": str(port)},
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
     assert "Traceback" not in done.stderr
-    left = f"--port={port}"
-    eventually(
-        lambda: not any(left in (each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])),
-        within_s=GONE_S_MAX,
-    )
+    eventually(lambda: not any(_is_of(each, port) for each in psutil.process_iter()), within_s=GONE_S_MAX)
+
+
+def _is_of(process: psutil.Process, port: int) -> bool:
+    with contextlib.suppress(psutil.Error, OSError):
+        return process.environ().get("STARTED_BY") == str(port)
+    return False

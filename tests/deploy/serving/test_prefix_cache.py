@@ -10,8 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from deploy.command.cli import app
-from deploy.serving import prefix_cache, serve
+from deploy.serving import prefix_cache
 from deploy.serving.prefix_cache import first_start_notice
+from deploy.serving.resolution import resolve
 from tests.deploy.conftest import config
 from tests.ports import free_port
 from worker.prefixes.files import Record, draft
@@ -35,7 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def folders(*argv: str) -> dict[Path, int]:
-    return prefix_cache.folders(serve.read(argv, os.environ)[1])
+    return prefix_cache.folders(resolve(argv, os.environ).first_plans, os.environ)
 
 
 def test_folders_are_those_of_the_workers_settings(folder: Path, tmp_path: Path) -> None:

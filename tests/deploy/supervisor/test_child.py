@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+from msgspec.structs import replace
+
 from deploy.supervisor.child import Child, ServedModel, first_loaded, plans
 from deploy.supervisor.events import ReloadAsked
 from deploy.supervisor.reloading import ReloadOrder, Reloads
+from protocol.settings.worker import WorkerSettings
 
 
 def chain(*fallback: str) -> Child:
     model = ServedModel(name="big", model="big", fallback=fallback)
     child: Child | None = None
     for each in reversed([model, *plans(model)]):
-        child = Child(
-            "worker", ["python", "-m", "worker", f"--model={each.model}"], {}, model=each, fallback=child
-        )
+        child = Child("worker", ["worker"], {}, WorkerSettings(model=each.model), model=each, fallback=child)
     assert child is not None
     return child
 
@@ -23,8 +26,11 @@ def reloads(child: Child) -> Reloads:
 
 
 def runs(made: Reloads) -> str | None:
-    model = made.programs["worker"].model
-    return model.model if model else None
+    child = made.programs["worker"]
+    assert isinstance(child.settings, WorkerSettings)
+    assert child.model is not None
+    assert child.settings.model == child.model.model
+    return child.settings.model
 
 
 def reloaded(made: Reloads, *, done: bool, swap_for: str | None = None) -> ReloadAsked:
@@ -52,6 +58,36 @@ def test_a_model_that_was_swapped_in_is_the_first_plan_from_then_on() -> None:
     assert runs(made) == "least"
     reloaded(made, done=True)
     assert runs(made) == "new"
+
+
+def test_settings_that_were_read_again_are_those_of_the_next_reload_and_not_of_a_restart() -> None:
+    made = reloads(chain("less"))
+
+    def running() -> int:
+        settings = made.programs["worker"].settings
+        assert isinstance(settings, WorkerSettings)
+        return settings.max_running
+
+    def refresh(max_running: int, *running: str, name: str = "big") -> None:
+        child = chain("less")
+        assert isinstance(child.settings, WorkerSettings)
+        model = ServedModel(name=name, model="big", fallback=("less",))
+        settings = replace(child.settings, max_running=max_running)
+        child = dataclasses.replace(child, settings=settings, model=model)
+        made.refresh([Child("gateway", [], {}), child], running)
+
+    refresh(3, "worker")
+    assert running() == 16
+    reloaded(made, done=True)
+    assert running() == 3
+    refresh(4)
+    assert running() == 4, "it does not run, so its next start is its first with them"
+    refresh(5, name="other")
+    assert running() == 4, "names of models are read only once"
+    reloaded(made, done=True, swap_for="new")
+    refresh(6, "worker")
+    reloaded(made, done=True)
+    assert (runs(made), running()) == ("new", 6)
 
 
 def test_it_starts_with_the_residents_or_else_with_the_first() -> None:

@@ -14,9 +14,8 @@ import psutil
 import pytest
 
 from deploy.supervisor import control
-from deploy.supervisor.child import ServedModel
-from deploy.supervisor.restarts import RestartLimits
 from deploy.units import worker_with_spare
+from deploy.units.worker_with_spare import JobSettings
 from protocol import sockets
 from tests.faults.streams import ask, scripted, wait_for, wait_until_flowing
 from tests.system import Process, System, eventually, running_system, stable
@@ -24,7 +23,6 @@ from tests.system import Process, System, eventually, running_system, stable
 WITHIN_S = 60.0
 FAMILY = 2
 """Number of processes below the job: the worker and the spare."""
-LIMITS = RestartLimits(deaths_max=2, delay_s_max=0.2)
 
 
 class Job:
@@ -32,18 +30,19 @@ class Job:
 
     def __init__(self, system: System, folder: Path, flags: str = "--step-ms 10") -> None:
         worker = ["-m", "tests.scripted_worker", f"--endpoint={system.endpoint}", *flags.split()]
-        command = worker_with_spare.command(
-            [sys.executable, *worker],
-            address=("127.0.0.2", system.port),
-            model=ServedModel(name="fake"),
-            stop_timeout_s=10.0,
-            ready_timeout_s=30.0,
-            limits=LIMITS,
-            log_format=None,
-            log_level=None,
+        job = JobSettings(
+            host="127.0.0.2",
+            port=system.port,
+            name="fake",
+            stop_timeout=10.0,
+            ready_timeout=30.0,
+            deaths_max=2,
+            restart_delay_max=0.2,
         )
+        command = worker_with_spare.command([sys.executable, *worker], job)
+        words = command[command.index("deploy.units.worker_with_spare") + 1 :]
         self.system = system
-        self.process = Process("job", command[command.index("-m") + 1 :], folder)
+        self.process = Process("job", ["tests.deploy.units.scripted_job", *words], folder)
 
     def serving(self) -> list[int]:
         workers = self.system.http.get("/v1/status").json()["workers"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,10 @@ def test_pocket_is_the_embedded_model_wherever_a_model_is_named(
 ) -> None:
     (tmp_path / POCKET).mkdir()
     monkeypatch.chdir(tmp_path)
-    config = tmp_path / "serve.toml"
-    config.write_text('[models.small]\nmodel = "pocket"\ndraft_model = "pocket"\n')
+    text = '[models.small]\nmodel = "pocket"\ndraft_model = "pocket"\n'
     errors: list[str] = []
-    named = {model.name: model.model for model in models.read(["pocket", "x=pocket"], str(config), errors)}
+    found = models.read(["pocket", "x=pocket"], tomllib.loads(text)["models"], "FILE", errors)
+    named = {model.name: model.model for model in found}
     assert (named, errors) == ({"pocket": "pocket", "x": "pocket", "small": "pocket"}, [])
     assert name_of(POCKET) == name_of(None) == POCKET
     assert problem_with(POCKET) is None

@@ -201,30 +201,27 @@ def test_a_file_that_cannot_be_read_is_an_error(content: bytes | None, why: str,
     assert error.startswith(f"{toml}{why}")
 
 
-def test_the_file_that_is_read_is_the_flags_or_else_the_variables() -> None:
-    env = {"ROUNDHOUSE_CONFIG": "b"}
-    assert settings.config_file(["--cars=1", "--config", "a"], env) == "a"
-    assert settings.config_file(["--cars=1"], env) == "b"
-    assert settings.config_file([], {}) is None
-    with pytest.raises(SettingsError, match="--config"):
-        settings.config_file(["--config"], env)
-
-
 @pytest.mark.parametrize(
-    ("name", "value", "why"),
+    ("name", "value", "expected"),
     [
-        ("cars", "9", None),
-        ("name", 7, None),
-        ("cars", 10, "Expected a whole number <= 9"),
-        ("cars", [9], "Expected a whole number, got a list"),
-        ("folder", "", "Expected a path"),
-        ("whistles", "true", "Expected true or false, got text"),
+        ("cars", 9, 9),
+        ("cars", "9", 9),
+        ("name", 7, "7"),
+        ("coal", "1K", 1024),
+        ("stops", ["York, Ely"], ("York, Ely",)),
+        ("cars", 10, "[a] cars: Expected a whole number <= 9 (from FILE)"),
+        ("cars", [9], "[a] cars: Expected a whole number, got a list (from FILE)"),
+        ("folder", "", "[a] folder: Expected a path (from FILE)"),
+        ("whistles", "true", "[a] whistles: Expected true or false, got text (from FILE)"),
     ],
 )
-def test_why_a_value_is_refused_is_said_of_what_stands_in_the_file(
-    name: str, value: object, why: str | None
+def test_in_the_table_of_a_model_numbers_and_names_may_be_text(
+    name: str, value: object, expected: object
 ) -> None:
-    assert settings.refusal(Trains, name, value) == why
+    wrong: list[str] = []
+    given = settings.of_table(Trains, name, value, "FILE", "[a] ")
+    found = settings.convert(Trains, {name: given}, wrong)
+    assert (wrong[0] if wrong else getattr(found, name)) == expected
 
 
 # --- the command line --------------------------------------------------------------------------------
@@ -279,29 +276,6 @@ def test_help_lists_every_field_with_what_it_is_for(
         assert len(entry.split()) > 2, f"{field.name} has no description"
 
 
-@settings.passes_on((Trains, ("cars", "coal", "whistles", "stops")))
-class Station(Struct, frozen=True, kw_only=True):
-    """Settings of a process that passes some on to trains."""
-
-    cars: int | None = None
-    platforms: Annotated[int, Meta(description="how many platforms")] = 2
-
-
-def test_settings_that_are_passed_on_are_declared_by_the_process_that_gets_them(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert read(kind=Station) == Station(cars=None, platforms=2, coal=None, whistles=None, stops=())
-    expected = Station(cars=3, coal=1024, whistles=True)
-    assert read("--cars=3", "--coal=1K", "--whistles", kind=Station) == expected
-    assert errors("--cars=10", kind=Station) == errors("--cars=10")
-    with pytest.raises(SystemExit):
-        read("--help", kind=Station)
-    told = " ".join(capsys.readouterr().out.split())
-    assert "--cars N how many cars (default: 3) --platforms" in told
-    assert "--coal SIZE how much coal (default: 4GiB) --whistles" in told
-    assert "whether it whistles --stops" in told
-
-
 @pytest.mark.parametrize("kind", [GatewaySettings, WorkerSettings])
 def test_the_defaults_of_a_process_are_valid_settings(kind: type[Struct]) -> None:
     defaults = kind()
@@ -311,6 +285,16 @@ def test_the_defaults_of_a_process_are_valid_settings(kind: type[Struct]) -> Non
         if value not in (None, ())
     }
     assert read(env=env, kind=kind) == defaults
+
+
+def test_settings_that_are_sent_are_used_as_they_are_or_refused() -> None:
+    sent = {"program": "trains", "about": "", "argv": ["--cars=9"], "environ": {"ROUNDHOUSE_CARS": "8"}}
+    document = b'{"cars": 4, "folder": "/keys", "added": "by a later version"}\n'
+    found = settings.read_or_exit(Trains, "gateway", document=document, **sent)  # type: ignore[arg-type]
+    assert found == Trains(cars=4, folder=Path("/keys"))
+    with pytest.raises(SystemExit) as caught:
+        settings.read_or_exit(Trains, "gateway", document=b'{"cars": 99}', **sent)  # type: ignore[arg-type]
+    assert caught.value.code == EXIT_CONFIGURATION
 
 
 def test_a_gateway_with_wrong_settings_exits_with_78_before_it_listens() -> None:
