@@ -41,6 +41,11 @@ class Reloading:
     read_again: Callable[[], Sequence[Child]] = list
 
 
+def _content(child: Child) -> tuple[str | None, bool] | None:
+    """Return the model of a worker, and whether a fallback plan serves it: what else differs is settings."""
+    return None if child.model is None else (child.model.model, "stands_in" in child.model.settings)
+
+
 class Reloads:
     """The open reload order, at most one, and the current program of each child by both of its names."""
 
@@ -117,7 +122,7 @@ class Reloads:
         self.programs[other_name(name)] = self._after
         if not (runs and beside):
             self.programs[name] = self._after
-        swap = self._after.model != self._before.model
+        swap = _content(self._after) != _content(self._before)
         return ReloadAsked(name, beside, swap=swap, plans=self._after.plans)
 
     def successor(self, name: str) -> Child:

@@ -71,14 +71,15 @@ def test_settings_that_were_read_again_are_those_of_the_next_reload_and_not_of_a
     def refresh(max_running: int, *running: str, name: str = "big") -> None:
         child = chain("less")
         assert isinstance(child.settings, WorkerSettings)
-        model = ServedModel(name=name, model="big", fallback=("less",))
+        own = {"max_running": max_running}
+        model = ServedModel(name=name, model="big", fallback=("less",), settings=own)
         settings = replace(child.settings, max_running=max_running)
         child = dataclasses.replace(child, settings=settings, model=model)
         made.refresh([Child("gateway", [], {}), child], running)
 
     refresh(3, "worker")
     assert running() == 16
-    reloaded(made, done=True)
+    assert not reloaded(made, done=True).swap
     assert running() == 3
     refresh(4)
     assert running() == 4, "it does not run, so its next start is its first with them"
