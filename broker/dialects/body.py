@@ -1,12 +1,17 @@
-"""Request bodies: decoding into typed structs, and msgspec's errors in terms of the client's fields."""
+"""Request bodies: decoding into typed structs, and msgspec's errors in terms of the client's fields.
+
+A limit of a field is in its type, as `Meta`: msgspec checks it, and the OpenAPI document repeats it. What
+msgspec cannot check is there as `extra_schema`, for the document alone, and a function checks it.
+"""
 
 from __future__ import annotations
 
 import re
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from broker.dialects.coercion import coerce, is_curable
 from broker.dialects.json_size import check_size, is_too_deep
@@ -14,14 +19,44 @@ from protocol.errors import Code, RequestError
 
 T = TypeVar("T")
 
-_PLACE = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
+SCHEMA_REF = "#/components/schemas/{name}"
+"""Reference to a schema of the OpenAPI document."""
+
+
+def extra_schema(**keywords: Any) -> Meta:
+    """Return JSON Schema of a field for the OpenAPI document, which msgspec does not check."""
+    return Meta(extra_json_schema=keywords)
+
+
+def refer(name: str) -> dict[str, str]:
+    """Return the JSON Schema of what has a schema of its own: a type, also one that is decoded later."""
+    return {"$ref": SCHEMA_REF.format(name=name)}
+
+
+PositiveInt = Annotated[int, Meta(ge=1, le=2**31)]
+NonEmptyStr = Annotated[str, Meta(min_length=1)]
+MetadataPairs = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
+]
+UnsupportedField = Annotated[Any, extra_schema(type="null")]
+"""A field that is known, and refused if a client sets it (see `refuse`)."""
+
+_PLACE = re.compile(r" - at (?P<key>`key` in )?`\$\.?(?P<path>[^`]*)`$")
 _MISSING = re.compile(r"missing required field `(?P<name>[^`]+)`")
+_LIMIT = re.compile(
+    r"Expected `(?P<kind>\w+)`(?P<length> of length)? (?P<how>[<>]=?|matching regex) (?P<bound>.+)"
+)
+_HOW = {">=": "at least", "<=": "at most", ">": "greater than", "<": "less than"}
+_UNITS = {"array": "items", "object": "entries", "str": "characters"}
+_ENTRY = "[...]"
 
 
-def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+def decode(decoder: msgspec.json.Decoder[T], body: bytes, *, is_sized: bool = True) -> T:
     """Decode a body. Raises `RequestError(invalid_request)` naming the field at fault, if there is one, or
-    `request_too_large`."""
-    check_size(body)
+    `request_too_large`. `is_sized`: whether the number of its values is limited, as always unless its
+    parts are `Raw`."""
+    if is_sized:
+        check_size(body)
     if is_too_deep(body):
         raise RequestError(Code.INVALID_REQUEST, "The body is nested too deeply.")
     try:
@@ -71,6 +106,10 @@ def _invalid(text: str, within: str = "") -> RequestError:
     place = _PLACE.search(text)
     path = _path(within, place["path"] if place else "")
     reason = _PLACE.sub("", text)
+    if limit := _LIMIT.fullmatch(reason):
+        of = "A key of " if place and place["key"] else "A value of " if path.endswith(_ENTRY) else ""
+        path = path.removesuffix(_ENTRY)
+        return RequestError(Code.INVALID_REQUEST, f"{of}'{path}' {_worded(limit)}.", param=path or None)
     if missing := _MISSING.search(reason):
         path = _path(path, missing["name"])
     where = f"'{path}': " if path else ""
@@ -82,14 +121,21 @@ def _path(within: str, path: str) -> str:
     return f"{within}{dot}{path}"
 
 
-def check_range(name: str, value: float | None, low: float, high: float) -> None:
-    """Raise `RequestError` unless `low` <= `value` <= `high`; None passes."""
-    if value is not None and not low <= value <= high:
-        # Not formatted as a float: an integer may be too large for one.
-        given = str(value)[:32]
-        raise RequestError(
-            Code.INVALID_REQUEST, f"'{name}' must be between {low} and {high}, not {given}.", param=name
-        )
+def _worded(limit: re.Match[str]) -> str:
+    """Return a limit in the one wording for all of them."""
+    how, bound = limit["how"], limit["bound"].removesuffix(".0")
+    if how not in _HOW:
+        return f"must match {bound}"
+    if not limit["length"]:
+        return f"must be {_HOW[how]} {bound}"
+    if (how, bound) == (">=", "1"):
+        return "must not be empty"
+    return f"must have {_HOW[how]} {bound} {_UNITS[limit['kind']]}"
+
+
+def wrong(param: str, why: str) -> RequestError:
+    """Make the error for a parameter with a value that is not allowed."""
+    return RequestError(Code.INVALID_REQUEST, f"'{param}' {why}.", param=param)
 
 
 def refuse(name: str, why: str) -> RequestError:

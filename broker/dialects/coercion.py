@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 from msgspec import inspect
-from msgspec.inspect import DictType, FloatType, IntType, ListType, StructType, Type, UnionType
+from msgspec.inspect import DictType, FloatType, IntType, ListType, Metadata, StructType, Type, UnionType
 
 EXACT_MAX = 2**53
 """Beyond this, a float may differ from the number in the body."""
@@ -38,6 +38,8 @@ def coerce(value: Any, kind: Any) -> Any:
 
 def _coerced(value: Any, kind: Type) -> Any:
     match kind:
+        case Metadata():
+            return _coerced(value, kind.type)
         case StructType() if isinstance(value, dict):
             return _coerced_struct(value, kind)
         case ListType() if isinstance(value, list):
@@ -72,6 +74,8 @@ def _coerced_entries(value: dict[str, Any], kinds: dict[str, Type]) -> dict[str,
 
 def _takes_null(kind: Type) -> bool:
     match kind:
+        case Metadata():
+            return _takes_null(kind.type)
         case UnionType():
             return any(map(_takes_null, kind.types))
         case inspect.LiteralType():
@@ -82,15 +86,16 @@ def _takes_null(kind: Type) -> bool:
 
 def _member(value: Any, union: UnionType) -> Type:
     """Return the member of a union that a value belongs to: of tagged objects, the one with its tag."""
+    kinds = [kind.type if isinstance(kind, Metadata) else kind for kind in union.types]
     match value:
         case dict():
-            objects = [kind for kind in union.types if isinstance(kind, StructType | DictType)]
+            objects = [kind for kind in kinds if isinstance(kind, StructType | DictType)]
             tagged = [kind for kind in objects if isinstance(kind, StructType) and kind.tag_field]
             of_tag = [kind for kind in tagged if value.get(kind.tag_field) in (kind.tag, None)]
             return next(iter(of_tag if tagged else objects), inspect.AnyType())
         case list():
-            return next((kind for kind in union.types if isinstance(kind, ListType)), inspect.AnyType())
-        case float() if not any(isinstance(kind, FloatType) for kind in union.types):
-            return next((kind for kind in union.types if isinstance(kind, IntType)), inspect.AnyType())
+            return next((kind for kind in kinds if isinstance(kind, ListType)), inspect.AnyType())
+        case float() if not any(isinstance(kind, FloatType) for kind in kinds):
+            return next((kind for kind in kinds if isinstance(kind, IntType)), inspect.AnyType())
         case _:
             return inspect.AnyType()

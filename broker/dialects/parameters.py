@@ -3,44 +3,44 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import secrets
+from typing import Annotated, Any, cast
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
-from broker.dialects.body import check_range, refuse
+from broker.dialects.body import NonEmptyStr, extra_schema, refuse, wrong
 from broker.dialects.reasoning import ReasoningParameters, options
-from protocol.errors import Code, RequestError
 from protocol.messages import Generate
-from protocol.types import Sampling, SparsePrefill
+from protocol.types import Sampling, SparsePrefill, Token
 
 CHOICES_MAX = 16
-TOP_LOGPROBS_MAX = 20
-LOGIT_BIASES_MAX = 1024
-STOP_STRINGS_MAX = 16
-STOP_STRING_CHARACTERS_MAX = 1024
 CACHE_SALT_CHARACTERS_MAX = 256
-
-MAX_TOKENS_MAX = 2**31
 NO_LIMIT = -1
 """What clients of llama.cpp and LM Studio send as a maximum of tokens for none."""
-_TOKEN_ID = re.compile(r"[0-9]{1,9}")
 
 PRIORITY_RANGE = (-(2**31), 2**31 - 1)
 
-RANGES: dict[str, tuple[float, float]] = {
-    "temperature": (0, 2),
-    "top_p": (0, 1),
-    "min_p": (0, 1),
-    "top_k": (-1, 2**31),
-    "seed": (-(2**63), 2**63 - 1),
-    "presence_penalty": (-2, 2),
-    "frequency_penalty": (-2, 2),
-    "repetition_penalty": (0.01, 10),
-    "n": (1, CHOICES_MAX),
-    "priority": PRIORITY_RANGE,
-}
+Priority = Annotated[int, Meta(ge=PRIORITY_RANGE[0], le=PRIORITY_RANGE[1])]
+Choices = Annotated[int, Meta(ge=1, le=CHOICES_MAX)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
+StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
+StopStrings = Annotated[list[StopString], Meta(max_length=16)]
+CacheSalt = Annotated[str, Meta(max_length=CACHE_SALT_CHARACTERS_MAX)]
+# Only the worker knows the model's vocabulary.
+LogitBias = Annotated[
+    dict[Annotated[str, Meta(pattern="^[0-9]{1,9}$")], Annotated[float, Meta(ge=-100, le=100)]],
+    Meta(max_length=1024),
+]
+TokensOrNone = Annotated[int, Meta(ge=NO_LIMIT, le=2**31)]
+MaxTokens = Annotated[TokensOrNone, extra_schema(**{"not": {"const": 0}})]
+"""A maximum of tokens, or `NO_LIMIT` (see `check_max_tokens`)."""
+TextOrTokens = NonEmptyStr | Annotated[list[Token], Meta(min_length=1)] | Token
+"""In a list: a text, its token ids or, if the list is one text, one of its token ids."""
+PromptText = str | list[int]
 
 
 class StreamOptions(Struct):
@@ -68,24 +68,24 @@ class Parameters(ReasoningParameters, kw_only=True):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
+    max_tokens: MaxTokens | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Share | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31)] | None = None
+    min_p: Share | None = None
+    seed: Seed | None = None
+    stop: StopString | StopStrings | None = None
     ignore_eos: bool | None = None
-    n: int | None = None
-    logit_bias: dict[str, float] | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    priority: int | None = None
+    n: Choices | None = None
+    logit_bias: LogitBias | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=10)] | None = None
+    priority: Priority | None = None
     speculation: bool | None = None
     sparse_prefill: bool | SparsePrefill | None = None
     min_tokens: int | None = None
-    cache_salt: str | None = None
+    cache_salt: CacheSalt | None = None
     cache_pin: bool | None = None
     adapter: str | None = None
     prompt_cache_key: str | None = None
@@ -103,26 +103,42 @@ class Parameters(ReasoningParameters, kw_only=True):
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
-def check(body: Parameters, *, max_tokens_min: int = 1) -> None:
-    """Check values. Raises `RequestError` naming the parameter. `max_tokens_min`: minimum of `max_tokens`."""
-    for name, (low, high) in RANGES.items():
-        check_range(name, getattr(body, name), low, high)
-    check_max_tokens("max_tokens", body.max_tokens, max_tokens_min)
-    _check_logit_bias(body.logit_bias or {})
-    _check_stop(stop_strings(body))
+def check(body: Parameters) -> None:
+    """Check the fields that depend on others, or are not supported. Raises `RequestError` naming one."""
     if body.min_tokens:
         raise refuse("min_tokens", "is not supported: an answer ends where the model ends it")
-    if len(body.cache_salt or "") > CACHE_SALT_CHARACTERS_MAX:
-        message = f"'cache_salt' can have at most {CACHE_SALT_CHARACTERS_MAX} characters."
-        raise RequestError(Code.INVALID_REQUEST, message, param="cache_salt")
     _check_cache_options(body)
     options(body)  # for its errors; made again at dispatch
 
 
-def check_max_tokens(name: str, value: int | None, low: int = 1) -> None:
-    """Check a maximum of tokens: `NO_LIMIT`, or at least `low`. Raises `RequestError`."""
-    if value != NO_LIMIT:
-        check_range(name, value, low, MAX_TOKENS_MAX)
+def check_max_tokens(body: Struct, *names: str) -> None:
+    """Raise `RequestError` for a maximum of no tokens."""
+    for name in names:
+        if getattr(body, name) == 0:
+            raise wrong(name, f"must be at least 1, or {NO_LIMIT}")
+
+
+def limit_texts(most: int) -> Meta:
+    """Return the limits of a list of `TextOrTokens`: `most` texts, or any number of token ids."""
+    lists = [{"maxItems": most, "items": {"type": kind}} for kind in ("string", "array")]
+    one = {"items": {"type": "integer"}}
+    return Meta(min_length=1, extra_json_schema={"anyOf": [*lists, one]})
+
+
+def check_texts(param: str, given: str | list[Any]) -> None:
+    """Raise `RequestError` if texts and token ids are mixed."""
+    if isinstance(given, list) and len(set(map(type, given))) > 1:
+        raise wrong(param, "must be text, token ids, or a list of either. The two cannot be mixed")
+
+
+def is_one_text(given: str | list[Any]) -> bool:
+    """Return whether a field has one text, not a list of texts."""
+    return isinstance(given, str) or isinstance(given[0], int)
+
+
+def texts_of(given: str | list[Any]) -> list[PromptText]:
+    """Return the texts of a field."""
+    return [given] if is_one_text(given) else cast("list[PromptText]", given)
 
 
 def token_limit(value: int | None) -> int | None:
@@ -140,18 +156,6 @@ def _check_cache_options(body: Parameters) -> None:
         raise refuse("prompt_cache_key", why)
 
 
-def _check_logit_bias(biases: dict[str, float]) -> None:
-    if len(biases) > LOGIT_BIASES_MAX:
-        message = f"'logit_bias' can hold at most {LOGIT_BIASES_MAX} tokens."
-        raise RequestError(Code.INVALID_REQUEST, message, param="logit_bias")
-    for token, bias in biases.items():
-        # Only the worker knows the model's vocabulary.
-        if not _TOKEN_ID.fullmatch(token):
-            message = f"'logit_bias' must map token ids to numbers; {token[:32]!r} is not a token id."
-            raise RequestError(Code.INVALID_REQUEST, message, param="logit_bias")
-        check_range("logit_bias", bias, -100, 100)
-
-
 def sparse_of(wish: bool | SparsePrefill | None) -> SparsePrefill | None:
     """Return the sparse-prefill parameters; None: the worker's default."""
     if wish is None or isinstance(wish, SparsePrefill):
@@ -161,19 +165,6 @@ def sparse_of(wish: bool | SparsePrefill | None) -> SparsePrefill | None:
 
 def stop_strings(body: Parameters) -> list[str]:
     return [body.stop] if isinstance(body.stop, str) else list(body.stop or [])
-
-
-def _check_stop(strings: list[str]) -> None:
-    if len(strings) > STOP_STRINGS_MAX:
-        raise RequestError(
-            Code.INVALID_REQUEST, f"'stop' can hold at most {STOP_STRINGS_MAX} strings.", param="stop"
-        )
-    for index, string in enumerate(strings):
-        if not 1 <= len(string) <= STOP_STRING_CHARACTERS_MAX:
-            limit = f"1 to {STOP_STRING_CHARACTERS_MAX} characters"
-            raise RequestError(
-                Code.INVALID_REQUEST, f"'stop[{index}]' must have {limit}.", param=f"stop[{index}]"
-            )
 
 
 # --- to the worker -----------------------------------------------------------------------------------

@@ -9,21 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from msgspec import Struct
 
-from broker.dialects.body import check_range, refuse
-from protocol.errors import Code, RequestError
+from broker.dialects.body import PositiveInt, convert, extra_schema, refer, refuse, wrong
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-BUDGET_TOKENS_MAX = 2**31
 FORMATS = ("auto", "parsed", "deepseek")
 """Names of what this server does: llama.cpp's, Groq's and vLLM's."""
 
 _APART = "reasoning is always returned apart from the content: leave this out, and ignore the reasoning"
 _KWARGS = "chat_template_kwargs"
 _THINKING_TYPES = {"enabled": True, "disabled": False}
+TrueOnly = Annotated[bool, extra_schema(const=True)]
+FalseOnly = Annotated[bool, extra_schema(const=False)]
+"""Flags of which only one value is supported (see `refuse`)."""
 
 T = TypeVar("T", bool, str, int)
 Claims = Mapping[str, T | None]
@@ -36,8 +37,8 @@ class Reasoning(Struct):
 
     effort: Effort | None = None
     enabled: bool | None = None
-    max_tokens: int | None = None
-    exclude: bool | None = None
+    max_tokens: PositiveInt | None = None
+    exclude: FalseOnly | None = None
     summary: str | None = None
     generate_summary: str | None = None
 
@@ -54,6 +55,18 @@ class Thinking(Struct):
     budget_tokens: int | None = None
 
 
+class EnabledThinking(Struct):
+    """Budget of thinking that is enabled; with other types, any number is passed over."""
+
+    budget_tokens: PositiveInt | None = None
+
+
+class TemplateBudget(Struct):
+    """Budget among the arguments of a chat template."""
+
+    thinking_budget: PositiveInt | None = None
+
+
 class ReasoningParameters(Struct, kw_only=True):
     """Body fields with reasoning options, whatever the dialect. Raw completions ignore them."""
 
@@ -62,13 +75,13 @@ class ReasoningParameters(Struct, kw_only=True):
     thinking: Thinking | bool | None = None
     think: bool | Literal["low", "medium", "high"] | None = None
     enable_thinking: bool | None = None
-    thinking_budget: int | None = None
-    thinking_token_budget: int | None = None
-    include_reasoning: bool | None = None
-    separate_reasoning: bool | None = None
-    reasoning_format: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    extra_body: Any = None
+    thinking_budget: PositiveInt | None = None
+    thinking_token_budget: PositiveInt | None = None
+    include_reasoning: TrueOnly | None = None
+    separate_reasoning: TrueOnly | None = None
+    reasoning_format: Annotated[str, extra_schema(enum=[*FORMATS])] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], extra_schema(**refer("TemplateBudget"))] | None = None
+    extra_body: Annotated[Any, extra_schema(maxProperties=0)] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +103,6 @@ def options(body: ReasoningParameters, *, output_effort: str | None = None) -> R
     efforts = _efforts(body, kwargs) | {"output_config.effort": output_effort}
     effort, enabled = _agreed(efforts), _agreed(_switches(body, kwargs, efforts))
     budgets = _budgets(body, kwargs)
-    for name, budget in budgets.items():
-        check_range(name, budget, 1, BUDGET_TOKENS_MAX)
     wishes = {"reasoning_effort": effort, "enable_thinking": enabled}
     named = {name: wish for name, wish in wishes.items() if wish is not None}
     return ReasoningOptions(kwargs | named, effort, _agreed(budgets))
@@ -125,15 +136,13 @@ def _switches(
 
 
 def _budgets(body: ReasoningParameters, kwargs: Mapping[str, Any]) -> dict[str, int | None]:
-    told, place = kwargs.get("thinking_budget"), f"{_KWARGS}.thinking_budget"
-    if told is not None and type(told) is not int:
-        raise RequestError(Code.INVALID_REQUEST, f"'{place}' must be an integer.", param=place)
     thinking = body.thinking if isinstance(body.thinking, Thinking) else Thinking("disabled")
+    enabled = {"budget_tokens": thinking.budget_tokens} if thinking.type == "enabled" else {}
     return {
-        place: told,
+        f"{_KWARGS}.thinking_budget": convert(kwargs, TemplateBudget, _KWARGS).thinking_budget,
         "thinking_budget": body.thinking_budget,
         "thinking_token_budget": body.thinking_token_budget,
-        "thinking.budget_tokens": thinking.budget_tokens if thinking.type == "enabled" else None,
+        "thinking.budget_tokens": convert(enabled, EnabledThinking, "thinking").budget_tokens,
         "reasoning.max_tokens": body.reasoning.max_tokens if body.reasoning else None,
     }
 
@@ -143,8 +152,7 @@ def _agreed(claims: Claims[T]) -> T | None:
     said = [(name, value) for name, value in claims.items() if value is not None]
     for name, value in said[1:]:
         if value != said[0][1]:
-            message = f"'{name}' contradicts '{said[0][0]}': send only one of them."
-            raise RequestError(Code.INVALID_REQUEST, message, param=name)
+            raise wrong(name, f"contradicts '{said[0][0]}': send only one of them")
     return said[0][1] if said else None
 
 

@@ -8,15 +8,15 @@ stays text while its request waits, because parsed it takes up to thirty times t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Raw, Struct, field
+from msgspec import Meta, Raw, Struct, field
 
-from broker.dialects.body import encode, refuse
+from broker.dialects.body import NonEmptyStr, UnsupportedField, encode, extra_schema, refuse, wrong
 from broker.dialects.json_size import is_too_deep
 from broker.dialects.parameters import Parameters
-from protocol.errors import Code, RequestError
+from broker.dialects.reasoning import FalseOnly
 from protocol.types import StructuredOutput
 
 _ABSENT = (b"", b"null")
@@ -24,21 +24,34 @@ _ABSENT = (b"", b"null")
 _object: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
 _string: msgspec.json.Decoder[str] = msgspec.json.Decoder(str)
 
-T = TypeVar("T", str, list[str])
+RawSchema = Annotated[Raw, extra_schema(type="object")]
+RawSchemaOrText = Annotated[Raw, extra_schema(type=["object", "string"])]
+Options = Annotated[list[str], Meta(min_length=1)]
+Whitespace = Annotated[str, extra_schema(maxLength=0)]
 
+_TAGS = "is not supported: tags in the middle of a text cannot be enforced"
+_IN_SCHEMA = "is not supported: express it in the schema, or leave it to the model"
 FOREIGN = {
     "grammar": "is not supported: use 'json_schema', or 'structured_outputs.grammar' in Lark's notation",
     "ebnf": "is not supported: use 'structured_outputs.grammar', in Lark's notation",
     "regex": "is not supported: use 'structured_outputs.regex'",
     "format": "is not supported: use 'response_format'",
+    "structural_tag": _TAGS,
+    "guided_whitespace_pattern": _IN_SCHEMA,
 }
-"""Parameters of llama.cpp, SGLang and Ollama that would constrain the answer, and what to use instead."""
+"""Parameters of other servers that would constrain the answer, and what to use instead."""
+_UNSUPPORTED_OPTIONS = {
+    "structural_tag": _TAGS,
+    **dict.fromkeys(
+        ("whitespace_pattern", "disable_any_whitespace", "disable_additional_properties"), _IN_SCHEMA
+    ),
+}
 
 
 class JsonSchema(Struct):
     """A named schema. Unless `strict`, what cannot be enforced is relaxed. `name` has no effect."""
 
-    schema: Raw = field(default_factory=Raw)
+    schema: RawSchema = field(default_factory=Raw)
     name: str | None = None
     strict: bool | None = None
 
@@ -49,24 +62,27 @@ class ResponseFormat(Struct):
     `strict` may stand here as well.
     """
 
-    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    type: Annotated[
+        Literal["text", "json_object", "json_schema", "structural_tag"],
+        extra_schema(**{"not": {"const": "structural_tag"}}),
+    ]
     json_schema: JsonSchema | None = None
-    schema: Raw = field(default_factory=Raw)
+    schema: RawSchema = field(default_factory=Raw)
     strict: bool | None = None
 
 
 class StructuredOutputs(Struct):
     """vLLM's `structured_outputs`: one of the first six fields, with options."""
 
-    json: Raw = field(default_factory=Raw)
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = None
+    json: RawSchemaOrText = field(default_factory=Raw)
+    regex: NonEmptyStr | None = None
+    choice: Options | None = None
+    grammar: NonEmptyStr | None = None
     json_object: bool | None = None
-    structural_tag: Raw = field(default_factory=Raw)
-    whitespace_pattern: str | None = None
-    disable_any_whitespace: bool | None = None
-    disable_additional_properties: bool | None = None
+    structural_tag: UnsupportedField = None
+    whitespace_pattern: Whitespace | None = None
+    disable_any_whitespace: FalseOnly | None = None
+    disable_additional_properties: FalseOnly | None = None
 
 
 class FormParameters(Parameters, kw_only=True):
@@ -74,17 +90,17 @@ class FormParameters(Parameters, kw_only=True):
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: Raw = field(default_factory=Raw)
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
-    guided_whitespace_pattern: str | None = None
-    structural_tag: Raw = field(default_factory=Raw)
-    json_schema: Raw = field(default_factory=Raw)
-    grammar: Any = None
-    ebnf: Any = None
-    regex: Any = None
-    format: Any = None
+    guided_json: RawSchemaOrText = field(default_factory=Raw)
+    guided_regex: NonEmptyStr | None = None
+    guided_choice: Options | None = None
+    guided_grammar: NonEmptyStr | None = None
+    guided_whitespace_pattern: Whitespace | None = None
+    structural_tag: UnsupportedField = None
+    json_schema: RawSchemaOrText = field(default_factory=Raw)
+    grammar: UnsupportedField = None
+    ebnf: UnsupportedField = None
+    regex: UnsupportedField = None
+    format: UnsupportedField = None
 
 
 def form_of(body: FormParameters) -> StructuredOutput | None:
@@ -97,8 +113,7 @@ def form_of(body: FormParameters) -> StructuredOutput | None:
         *_llama(body.json_schema),
     ]
     if len(forms) > 1:
-        message = f"'{forms[1].param}' cannot be combined with '{forms[0].param}'."
-        raise RequestError(Code.INVALID_REQUEST, message, param=forms[1].param)
+        raise wrong(forms[1].param, f"cannot be combined with '{forms[0].param}'")
     return forms[0] if forms else None
 
 
@@ -106,22 +121,11 @@ def _refuse_unserved(body: FormParameters) -> None:
     for name, why in FOREIGN.items():
         if getattr(body, name):
             raise refuse(name, why)
-    told = body.structured_outputs or StructuredOutputs()
+    for name, why in _UNSUPPORTED_OPTIONS.items():
+        if getattr(body.structured_outputs, name, None):
+            raise refuse(f"structured_outputs.{name}", why)
     if body.response_format is not None and body.response_format.type == "structural_tag":
         raise refuse("response_format.type", "must be 'text', 'json_object' or 'json_schema'")
-    tags = {"structural_tag": body.structural_tag, "structured_outputs.structural_tag": told.structural_tag}
-    for name, tag in tags.items():
-        if _is_given(tag):
-            raise refuse(name, "is not supported: tags in the middle of a text cannot be enforced")
-    unserved = {
-        "structured_outputs.whitespace_pattern": told.whitespace_pattern,
-        "structured_outputs.disable_any_whitespace": told.disable_any_whitespace,
-        "structured_outputs.disable_additional_properties": told.disable_additional_properties,
-        "guided_whitespace_pattern": body.guided_whitespace_pattern,
-    }
-    for name, wish in unserved.items():
-        if wish:
-            raise refuse(name, "is not supported: express it in the schema, or leave it to the model")
 
 
 def _openai(wanted: ResponseFormat | None) -> Iterator[StructuredOutput]:
@@ -166,10 +170,10 @@ def _texts(
         yield StructuredOutput(kind="json_schema", text=schema_text(place, schema, or_text=True), param=place)
     if choice is not None:
         place = f"{before}choice"
-        yield StructuredOutput(kind="choice", text=encode(_filled(place, choice)).decode(), param=place)
+        yield StructuredOutput(kind="choice", text=encode(choice).decode(), param=place)
     for name, kind, text in (("regex", "regex", regex), ("grammar", "lark", grammar)):
         if text is not None:
-            yield StructuredOutput(kind=kind, text=_filled(before + name, text), param=before + name)
+            yield StructuredOutput(kind=kind, text=text, param=before + name)
 
 
 def _is_given(value: Raw) -> bool:
@@ -182,21 +186,14 @@ def schema_text(param: str, schema: Raw, *, or_text: bool = False) -> str:
     Raises `RequestError` if it is not a JSON object.
     """
     if not _is_given(schema):
-        raise RequestError(Code.INVALID_REQUEST, f"'{param}' is required.", param=param)
+        raise wrong(param, "is required")
     try:
         written = bytes(schema)
         if or_text and written[:1] == b'"':
             written = _string.decode(written).encode()
         if is_too_deep(written):
-            raise RequestError(Code.INVALID_REQUEST, f"'{param}' is nested too deeply.", param=param)
+            raise wrong(param, "is nested too deeply")
         _object.decode(written)
         return written.decode()
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        why = f"must be a JSON object with a JSON Schema: {error}"
-    raise RequestError(Code.INVALID_REQUEST, f"'{param}' {why}.", param=param)
-
-
-def _filled(param: str, value: T) -> T:
-    if not value:
-        raise RequestError(Code.INVALID_REQUEST, f"'{param}' must not be empty.", param=param)
-    return value
+        raise wrong(param, f"must be a JSON object with a JSON Schema: {error}") from None

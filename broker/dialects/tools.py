@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from protocol.errors import Code, RequestError
+from broker.dialects.body import wrong
 from protocol.types import ToolCallConstraint
 
-NAME_CHARACTERS_MAX = 256
+ToolName = Annotated[str, Meta(min_length=1, max_length=256)]
 INPUT = "input"
 """Name of the only argument of a custom tool."""
 CALLABLE = (None, "function", "custom")
 
 
 class FunctionTool(Struct):
-    name: str
+    name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -38,7 +38,7 @@ class Grammar(Struct):
 class CustomTool(Struct):
     """A tool with free text as input, offered as a function with one string."""
 
-    name: str
+    name: ToolName
     description: str | None = None
     format: Grammar | None = None
 
@@ -123,8 +123,7 @@ def grant(functions: Sequence[FunctionTool], wish: ToolChoicePolicy, *, single: 
     """Return the offer for `functions`. Raises `RequestError` if a call is required and none is possible."""
     offered = [f for f in functions if wish.allowed is None or f.name in wish.allowed]
     if wish.required and not offered:
-        message = "'tool_choice' requires a tool call, but 'tools' has no tool that can be called."
-        raise RequestError(Code.INVALID_REQUEST, message, param="tool_choice")
+        raise wrong("tool_choice", "requires a tool call, but 'tools' has no tool that can be called")
     calling = ToolCallConstraint(
         required=wish.required,
         name=wish.name,
@@ -140,13 +139,9 @@ def _functions(tools: Sequence[Tool]) -> Iterator[FunctionTool]:
     for index, tool in enumerate(tools):
         if tool.type not in CALLABLE:
             continue
-        param = f"tools[{index}].{tool.type or 'function'}"
         offered = tool.custom if tool.type == "custom" else tool.function
         if offered is None:
-            raise RequestError(Code.INVALID_REQUEST, f"'{param}' is required.", param=param)
-        if not 1 <= len(offered.name) <= NAME_CHARACTERS_MAX:
-            message = f"'{param}.name' must have 1 to {NAME_CHARACTERS_MAX} characters."
-            raise RequestError(Code.INVALID_REQUEST, message, param=f"{param}.name")
+            raise wrong(f"tools[{index}].{tool.type or 'function'}", "is required")
         if isinstance(offered, CustomTool):
             yield offered.function()
         else:
@@ -170,7 +165,7 @@ def _wish(choice: ToolChoice | None, known: frozenset[str]) -> ToolChoicePolicy:
 def _allowed(allowed: AllowedTools | None, known: frozenset[str]) -> ToolChoicePolicy:
     param = "tool_choice.allowed_tools"
     if allowed is None:
-        raise RequestError(Code.INVALID_REQUEST, f"'{param}' is required.", param=param)
+        raise wrong(param, "is required")
     names = frozenset(
         _name(f"{param}.tools[{index}]", tool, known)
         for index, tool in enumerate(allowed.tools)
@@ -182,16 +177,14 @@ def _allowed(allowed: AllowedTools | None, known: frozenset[str]) -> ToolChoiceP
 def _name(param: str, tool: Reference, known: frozenset[str]) -> str:
     """Return the name in `tool`. Raises `RequestError` if the request has no such function."""
     if tool.type not in CALLABLE:
-        message = f"'{param}.type' must be 'function' or 'custom': tools of other types cannot be called."
-        raise RequestError(Code.INVALID_REQUEST, message, param=f"{param}.type")
+        raise wrong(f"{param}.type", "must be 'function' or 'custom': tools of other types cannot be called")
     named = tool.custom if tool.type == "custom" else tool.function
     within = f"{param}.{tool.type or 'function'}" if named else param
     param, name = f"{within}.name", named.name if named else tool.name
     if name is None:
-        raise RequestError(Code.INVALID_REQUEST, f"'{param}' is required.", param=param)
+        raise wrong(param, "is required")
     if name not in known:
-        message = f"'{param}' is {name[:64]!r}, which is not a function in 'tools'."
-        raise RequestError(Code.INVALID_REQUEST, message, param=param)
+        raise wrong(param, f"is {name[:64]!r}, which is not a function in 'tools'")
     return name
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import msgspec
-from msgspec import Raw, Struct
+from typing import Annotated
 
-from protocol.errors import Code, RequestError
+import msgspec
+from msgspec import Meta, Raw, Struct
+
+from broker.dialects.body import decode
 
 LINES_MAX = 50_000
 """Maximum number of requests of a batch, in every API."""
@@ -21,7 +23,7 @@ class BatchRequest(Struct, frozen=True):
 class MessageBatchBody(Struct, kw_only=True):
     """Body that creates a batch."""
 
-    requests: list[BatchRequest]
+    requests: Annotated[list[BatchRequest], Meta(min_length=1, max_length=LINES_MAX)]
 
 
 _decoder = msgspec.json.Decoder(MessageBatchBody)
@@ -29,11 +31,4 @@ _decoder = msgspec.json.Decoder(MessageBatchBody)
 
 def read_requests(raw: bytes) -> list[BatchRequest]:
     """Decode a body. Raises `RequestError` naming the parameter at fault."""
-    try:
-        requests = _decoder.decode(raw).requests
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RequestError(Code.INVALID_REQUEST, f"requests: {error}.", param="requests") from None
-    if not 1 <= len(requests) <= LINES_MAX:
-        message = f"'requests' must have 1 to {LINES_MAX} items."
-        raise RequestError(Code.INVALID_REQUEST, message, param="requests")
-    return requests
+    return decode(_decoder, raw, is_sized=False).requests

@@ -9,12 +9,11 @@ from msgspec import Meta, Struct
 
 from broker.api.chat import functions as legacy
 from broker.dialects.attached_files import FileData
-from broker.dialects.body import check_range, decode
-from broker.dialects.parameters import TOP_LOGPROBS_MAX, check, check_max_tokens
+from broker.dialects.body import decode, wrong
+from broker.dialects.parameters import MaxTokens, TopLogprobs, check, check_max_tokens
 from broker.dialects.parts import Detail
 from broker.dialects.response_format import FormParameters, form_of
 from broker.dialects.tools import INPUT, FunctionTool, Tool, ToolChoice, ToolOffer, offer
-from protocol.errors import Code, RequestError
 
 
 class TextPart(Struct, tag_field="type", tag="text"):
@@ -175,10 +174,10 @@ class Prediction(Struct):
 class Body(FormParameters, kw_only=True):
     """Body fields beside the shared ones. Other fields are ignored."""
 
-    messages: list[Message]
-    max_completion_tokens: int | None = None
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    max_completion_tokens: MaxTokens | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: TopLogprobs | None = None
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -214,29 +213,15 @@ _body_decoder = msgspec.json.Decoder(Body)
 def read(raw: bytes) -> Body:
     """Decode and check a body. Raises `RequestError` naming the parameter at fault."""
     body = decode(_body_decoder, raw)
-    if not body.messages:
-        raise RequestError(Code.INVALID_REQUEST, "'messages' must not be empty.", param="messages")
     check(body)
-    check_max_tokens("max_completion_tokens", body.max_completion_tokens)
-    _check_logprobs(body)
-    _check_tool_messages(body)
+    check_max_tokens(body, "max_tokens", "max_completion_tokens")
+    if body.top_logprobs and not body.logprobs:
+        raise wrong("top_logprobs", "requires 'logprobs' to be true")
+    for index, message in enumerate(body.messages):
+        if message.role == "tool" and not message.tool_call_id:
+            raise wrong(f"messages[{index}].tool_call_id", "is required in a tool message")
     if body.has_functions and (body.tools or body.tool_choice):
-        message = "'functions' and 'function_call' cannot be combined with 'tools' and 'tool_choice'."
-        raise RequestError(Code.INVALID_REQUEST, message, param="functions")
+        raise wrong("functions", "and 'function_call' cannot be combined with 'tools' and 'tool_choice'")
     # Evaluated for their errors only. The results are small, and are computed again at dispatch.
     _ = body.offer, form_of(body)
     return body
-
-
-def _check_logprobs(body: Body) -> None:
-    check_range("top_logprobs", body.top_logprobs, 0, TOP_LOGPROBS_MAX)
-    if body.top_logprobs and not body.logprobs:
-        message = "'top_logprobs' requires 'logprobs' to be true."
-        raise RequestError(Code.INVALID_REQUEST, message, param="top_logprobs")
-
-
-def _check_tool_messages(body: Body) -> None:
-    for index, spoken in enumerate(body.messages):
-        if spoken.role == "tool" and not spoken.tool_call_id:
-            param = f"messages[{index}].tool_call_id"
-            raise RequestError(Code.INVALID_REQUEST, f"'{param}' is required in a tool message.", param=param)

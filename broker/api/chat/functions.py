@@ -5,19 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from broker.dialects.tools import NAME_CHARACTERS_MAX, FunctionTool, Named, ToolChoicePolicy, ToolOffer, grant
-from protocol.errors import Code, RequestError
+from broker.dialects.body import wrong
+from broker.dialects.tools import FunctionTool, Named, ToolChoicePolicy, ToolOffer, grant
 
 FunctionChoice = Literal["none", "auto"] | Named
 
 
 def offer(functions: Sequence[FunctionTool], choice: FunctionChoice | None) -> ToolOffer:
     """Return the offer for `functions`, like `tools.offer`. Raises `RequestError`."""
-    for index, function in enumerate(functions):
-        if not 1 <= len(function.name) <= NAME_CHARACTERS_MAX:
-            param = f"functions[{index}].name"
-            message = f"'{param}' must have 1 to {NAME_CHARACTERS_MAX} characters."
-            raise RequestError(Code.INVALID_REQUEST, message, param=param)
     return grant(functions, _wish(functions, choice), single=True)
 
 
@@ -29,6 +24,5 @@ def _wish(functions: Sequence[FunctionTool], choice: FunctionChoice | None) -> T
             return ToolChoicePolicy(allowed=frozenset())
         case Named(name):
             if name not in [function.name for function in functions]:
-                message = f"'function_call.name' is {name[:64]!r}, which is not in 'functions'."
-                raise RequestError(Code.INVALID_REQUEST, message, param="function_call.name")
+                raise wrong("function_call.name", f"is {name[:64]!r}, which is not in 'functions'")
             return ToolChoicePolicy(required=True, name=name)

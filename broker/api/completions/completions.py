@@ -3,56 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from broker.api.completions.echo import Echo
-from broker.dialects.body import check_range, decode, encode, encode_text, refuse
+from broker.dialects.body import NonEmptyStr, decode, encode, encode_text, refuse, wrong
 from broker.dialects.logprobs import LegacyLogprobs
 from broker.dialects.parameters import (
     CHOICES_MAX,
+    Choices,
+    PromptText,
+    TextOrTokens,
+    TokensOrNone,
     check,
+    check_max_tokens,
+    check_texts,
     copies,
+    is_one_text,
+    limit_texts,
     sampling,
     sparse_of,
     stop_strings,
+    texts_of,
     token_limit,
 )
 from broker.dialects.response_format import FormParameters, form_of
-from protocol.errors import Code, RequestError
 from protocol.messages import Accepted, Generate, PromptLogprobs
 from protocol.types import Delta
 
 MAX_TOKENS_DEFAULT = 16
-LOGPROBS_MAX = 5
-TOKEN_MAX = 2**31 - 1
-"""Largest token id on the wire; only the worker knows the model's vocabulary."""
-
-Prompt = str | list[int]
 
 
 class Body(FormParameters, kw_only=True):
-    """Body fields beside the shared ones. Other fields are ignored."""
+    """Body fields beside the shared ones. Other fields are ignored. `max_tokens`: 0 only with `echo`."""
 
-    prompt: str | list[Any]
-    logprobs: int | None = None
-    best_of: int | None = None
+    prompt: NonEmptyStr | Annotated[list[TextOrTokens], limit_texts(CHOICES_MAX)]
+    max_tokens: TokensOrNone | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
+    best_of: Choices | None = None
     echo: bool | None = None
     suffix: str | None = None
 
     @property
-    def prompts(self) -> list[Prompt]:
+    def prompts(self) -> list[PromptText]:
         """Prompts as texts or as lists of token ids."""
-        return [self.prompt] if self._is_single else cast("list[Prompt]", self.prompt)
-
-    @property
-    def _is_single(self) -> bool:
-        return isinstance(self.prompt, str) or (bool(self.prompt) and isinstance(self.prompt[0], int))
+        return texts_of(self.prompt)
 
     def name_of(self, place: int) -> str:
         """Return the parameter name of the prompt at index `place`."""
-        return "prompt" if self._is_single else f"prompt[{place}]"
+        return "prompt" if is_one_text(self.prompt) else f"prompt[{place}]"
 
     @property
     def choices(self) -> int:
@@ -68,36 +69,16 @@ def read(raw: bytes) -> Body:
     body = decode(_body_decoder, raw)
     if body.echo and body.suffix:
         raise refuse("echo", "cannot be combined with 'suffix'")
-    check(body, max_tokens_min=0 if body.echo else 1)
-    check_range("logprobs", body.logprobs, 0, LOGPROBS_MAX)
+    check(body)
+    if not body.echo:
+        check_max_tokens(body, "max_tokens")
     if body.best_of not in (None, 1, body.n or 1):
         raise refuse("best_of", "must equal 'n': sampling more answers than are returned is not supported")
-    _check_prompts(body)
+    check_texts("prompt", body.prompt)
+    if body.choices > CHOICES_MAX:
+        raise wrong("prompt", f"and 'n' ask for {body.choices} answers; at most {CHOICES_MAX} are allowed")
     form_of(body)
     return body
-
-
-def _check_prompts(body: Body) -> None:
-    if not body.prompts or "" in body.prompts:
-        raise RequestError(Code.INVALID_REQUEST, "'prompt' must not be empty.", param="prompt")
-    if not any(all(isinstance(prompt, kind) for prompt in body.prompts) for kind in (str, list)):
-        message = "'prompt' must be text, token ids, or a list of either. The two cannot be mixed."
-        raise RequestError(Code.INVALID_REQUEST, message, param="prompt")
-    for place, prompt in enumerate(body.prompts):
-        if isinstance(prompt, list):
-            _check_tokens(body.name_of(place), prompt)
-    if body.choices > CHOICES_MAX:
-        message = f"'prompt' and 'n' ask for {body.choices} answers; at most {CHOICES_MAX} are allowed."
-        raise RequestError(Code.INVALID_REQUEST, message, param="prompt")
-
-
-def _check_tokens(name: str, tokens: list[Any]) -> None:
-    if not tokens:
-        raise RequestError(Code.INVALID_REQUEST, f"'{name}' must not be empty.", param=name)
-    for index, token in enumerate(tokens):
-        if type(token) is not int or not 0 <= token <= TOKEN_MAX:
-            which = f"{name}[{index}]"
-            raise RequestError(Code.INVALID_REQUEST, f"'{which}' must be a token id.", param=which)
 
 
 # --- to the worker -----------------------------------------------------------------------------------
@@ -134,7 +115,7 @@ def generate(body: Body, *, id: str, incarnation: str) -> list[Generate]:
     return requests
 
 
-def _is_for_worker(body: Body, prompt: Prompt) -> bool:
+def _is_for_worker(body: Body, prompt: PromptText) -> bool:
     """Return whether an echo needs the worker: for `max_tokens` 0, logprobs, or the text of tokens."""
     return bool(body.echo) and (body.max_tokens == 0 or body.logprobs is not None or isinstance(prompt, list))
 

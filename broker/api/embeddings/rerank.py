@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import struct
+from typing import Annotated
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
-from broker.api.embeddings.embeddings import check_cut, cut_at
+from broker.api.embeddings.embeddings import cut_at
 from broker.api.embeddings.vectors import VectorRenderer, usage_object
-from broker.dialects.body import check_range, decode, encode
-from broker.dialects.parameters import PRIORITY_RANGE
+from broker.dialects.body import NonEmptyStr, PositiveInt, decode, encode
+from broker.dialects.parameters import MaxTokens, Priority, check_max_tokens
 from protocol.conversation import pack
-from protocol.errors import Code, RequestError
 from protocol.messages import Rank
 
 DOCUMENTS_MAX = 2048
@@ -33,15 +33,15 @@ class Body(Struct, kw_only=True):
     model's context length. Longer documents are truncated.
     """
 
-    query: str
-    documents: list[str | Passage]
+    query: NonEmptyStr
+    documents: Annotated[list[str | Passage], Meta(min_length=1, max_length=DOCUMENTS_MAX)]
     model: str | None = None
-    top_n: int | None = None
+    top_n: PositiveInt | None = None
     return_documents: bool | None = None
     instruction: str | None = None
-    truncate_prompt_tokens: int | None = None
-    max_tokens_per_doc: int | None = None
-    priority: int | None = None
+    truncate_prompt_tokens: MaxTokens | None = None
+    max_tokens_per_doc: MaxTokens | None = None
+    priority: Priority | None = None
 
     @property
     def texts(self) -> list[str]:
@@ -58,15 +58,7 @@ _body_decoder = msgspec.json.Decoder(Body)
 def read(raw: bytes) -> Body:
     """Decode and check a body. Raises `RequestError` naming the parameter at fault."""
     body = decode(_body_decoder, raw)
-    if not body.query:
-        raise RequestError(Code.INVALID_REQUEST, "'query' must not be empty.", param="query")
-    if not 1 <= len(body.documents) <= DOCUMENTS_MAX:
-        message = f"'documents' must have 1 to {DOCUMENTS_MAX} entries, not {len(body.documents)}."
-        raise RequestError(Code.INVALID_REQUEST, message, param="documents")
-    check_range("top_n", body.top_n, 1, 2**31)
-    check_range("priority", body.priority, *PRIORITY_RANGE)
-    check_cut("truncate_prompt_tokens", body.truncate_prompt_tokens)
-    check_cut("max_tokens_per_doc", body.max_tokens_per_doc)
+    check_max_tokens(body, "truncate_prompt_tokens", "max_tokens_per_doc")
     return body
 
 

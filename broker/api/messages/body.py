@@ -7,41 +7,35 @@ absent. A content block of unknown type is refused, so that no content is droppe
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from broker.api.messages.client_tools import function_of
 from broker.api.messages.content import (
     Block,
     CompactionBlock,
-    TextBlock,
     Tool,
     ToolAdditionBlock,
     ToolDefinition,
     ToolReference,
     ToolRemovalBlock,
+    UntaggedTextBlock,
 )
-from broker.dialects.body import check_range, decode
+from broker.dialects.body import decode, wrong
 from broker.dialects.parameters import (
-    CACHE_SALT_CHARACTERS_MAX,
-    STOP_STRING_CHARACTERS_MAX,
-    STOP_STRINGS_MAX,
+    CacheSalt,
+    MaxTokens,
+    Priority,
+    Seed,
+    Share,
+    StopStrings,
     check_max_tokens,
 )
 from broker.dialects.reasoning import ReasoningOptions, ReasoningParameters, Thinking, options
-from broker.dialects.tools import NAME_CHARACTERS_MAX, FunctionTool
-from protocol.errors import Code, RequestError
+from broker.dialects.tools import FunctionTool
 from protocol.types import SparsePrefill
-
-RANGES: dict[str, tuple[float, float]] = {
-    "temperature": (0, 1),
-    "top_p": (0, 1),
-    "top_k": (0, 2**31),
-    "seed": (-(2**63), 2**63 - 1),
-    "priority": (-(2**31), 2**31 - 1),
-}
 
 
 class Message(Struct):
@@ -68,9 +62,9 @@ class OutputConfig(Struct):
 class Prompt(ReasoningParameters, kw_only=True):
     """Fields that make the prompt: the whole body of a token count."""
 
-    messages: list[Message]
+    messages: Annotated[list[Message], Meta(min_length=1)]
     model: str | None = None
-    system: str | list[TextBlock] | None = None
+    system: str | list[UntaggedTextBlock] | None = None
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     output_config: OutputConfig | None = None
@@ -100,7 +94,7 @@ def offered_tools(prompt: Prompt) -> list[FunctionTool]:
                 removed.discard(tool.name or "")
             case ToolAdditionBlock(ToolReference(name)):
                 if name not in tools:
-                    raise _wrong(f"{place}.tool.name", f"is {name[:64]!r}, which is not a tool in 'tools'")
+                    raise wrong(f"{place}.tool.name", f"is {name[:64]!r}, which is not a tool in 'tools'")
                 removed.discard(name)
             case ToolRemovalBlock(ToolReference(name)):
                 removed.add(name)
@@ -125,16 +119,16 @@ class Body(Prompt, kw_only=True):
     `priority`, `cache_salt`, `cache_pin`, `sparse_prefill` and `adapter` are extensions, as in OpenAI's
     dialects."""
 
-    max_tokens: int
+    max_tokens: MaxTokens
     stream: bool | None = None
-    stop_sequences: list[str] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
+    stop_sequences: StopStrings | None = None
+    temperature: Share | None = None
+    top_p: Share | None = None
+    top_k: Annotated[int, Meta(ge=0, le=2**31)] | None = None
     output_format: OutputFormat | None = None
-    seed: int | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
+    seed: Seed | None = None
+    priority: Priority | None = None
+    cache_salt: CacheSalt | None = None
     cache_pin: bool | None = None
     sparse_prefill: bool | SparsePrefill | None = None
     adapter: str | None = None
@@ -148,12 +142,7 @@ def read(raw: bytes) -> Body:
     """Decode and check a body. Raises `RequestError` naming the parameter at fault."""
     body = decode(_body_decoder, raw)
     _check_prompt(body)
-    check_max_tokens("max_tokens", body.max_tokens)
-    for name, (low, high) in RANGES.items():
-        check_range(name, getattr(body, name), low, high)
-    _check_stop(body.stop_sequences or [])
-    if len(body.cache_salt or "") > CACHE_SALT_CHARACTERS_MAX:
-        raise _wrong("cache_salt", f"can have at most {CACHE_SALT_CHARACTERS_MAX} characters")
+    check_max_tokens(body, "max_tokens")
     return body
 
 
@@ -165,20 +154,18 @@ def read_prompt(raw: bytes) -> Prompt:
 
 
 def _check_prompt(prompt: Prompt) -> None:
-    if not prompt.messages:
-        raise _wrong("messages", "must not be empty")
     for index, tool in enumerate(prompt.tools or []):
         _check_name(tool, f"tools[{index}]")
     _check_choice(prompt)
     thinking = prompt.thinking
     if isinstance(thinking, Thinking) and thinking.type == "enabled" and thinking.budget_tokens is None:
-        raise _wrong("thinking.budget_tokens", "is required when thinking is enabled")
+        raise wrong("thinking.budget_tokens", "is required when thinking is enabled")
     _ = prompt.reasoning_options  # for its errors; made again at dispatch
 
 
 def _check_name(tool: Tool, place: str) -> None:
-    if function_of(tool) is not None and not 1 <= len(tool.name or "") <= NAME_CHARACTERS_MAX:
-        raise _wrong(f"{place}.name", f"must have 1 to {NAME_CHARACTERS_MAX} characters")
+    if function_of(tool) is not None and tool.name is None:
+        raise wrong(f"{place}.name", "is required")
 
 
 def _check_choice(prompt: Prompt) -> None:
@@ -186,20 +173,7 @@ def _check_choice(prompt: Prompt) -> None:
     if choice is None or choice.type not in ("any", "tool"):
         return
     if not names:
-        raise _wrong("tool_choice", "requires a tool call, but 'tools' has no tool that can be called")
+        raise wrong("tool_choice", "requires a tool call, but 'tools' has no tool that can be called")
     if choice.type == "tool" and choice.name not in names:
         named = repr((choice.name or "")[:64])
-        raise _wrong("tool_choice.name", f"is {named}, which is not a tool in 'tools'")
-
-
-def _check_stop(strings: list[str]) -> None:
-    if len(strings) > STOP_STRINGS_MAX:
-        raise _wrong("stop_sequences", f"can hold at most {STOP_STRINGS_MAX} strings")
-    for index, string in enumerate(strings):
-        if not 1 <= len(string) <= STOP_STRING_CHARACTERS_MAX:
-            limit = f"must have 1 to {STOP_STRING_CHARACTERS_MAX} characters"
-            raise _wrong(f"stop_sequences[{index}]", limit)
-
-
-def _wrong(param: str, why: str) -> RequestError:
-    return RequestError(Code.INVALID_REQUEST, f"'{param}' {why}.", param=param)
+        raise wrong("tool_choice.name", f"is {named}, which is not a tool in 'tools'")

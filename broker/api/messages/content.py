@@ -6,15 +6,17 @@ type is refused.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from msgspec import Struct
+
+from broker.dialects.tools import ToolName
 
 
 class Tool(Struct):
     """A tool. `display_width_px`, `display_height_px`, `enable_zoom`: of type `computer_…`."""
 
-    name: str | None = None
+    name: ToolName | None = None
     type: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
@@ -26,6 +28,13 @@ class Tool(Struct):
 
 class TextBlock(Struct, tag_field="type", tag="text"):
     text: str | None
+
+
+class UntaggedTextBlock(Struct):
+    """A block where only those of text are allowed."""
+
+    text: str | None
+    type: Literal["text"] = "text"
 
 
 class ImageSource(Struct):
@@ -57,7 +66,7 @@ class DocumentBlock(Struct, tag_field="type", tag="document"):
 
 
 class SearchResultBlock(Struct, tag_field="type", tag="search_result"):
-    content: list[TextBlock]
+    content: list[UntaggedTextBlock]
     title: str | None = None
     source: str | None = None
 

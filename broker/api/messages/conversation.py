@@ -28,6 +28,7 @@ from broker.api.messages.content import (
     ToolRemovalBlock,
     ToolResultBlock,
     ToolUseBlock,
+    UntaggedTextBlock,
 )
 from broker.dialects.attached_files import text_in
 from broker.dialects.body import refuse
@@ -51,7 +52,7 @@ def conversation(prompt: Prompt, *, system_in_place: bool) -> Conversation:
     return normalize(messages, system_in_place=system_in_place)
 
 
-def _system(system: str | Sequence[TextBlock]) -> Iterator[dict[str, Any]]:
+def _system(system: str | Sequence[UntaggedTextBlock]) -> Iterator[dict[str, Any]]:
     if isinstance(system, str):
         yield {"role": "system", "content": system}
     elif system:

@@ -12,14 +12,19 @@ from typing import Any
 
 import msgspec
 
-from broker.api.openapi.constraints import FIELDS, ITEM, NULL, WHERE, WHOLE
+from broker.api.chat import body as chat_body
 from broker.api.openapi.operations import OPERATIONS, Operation
+from broker.api.responses.body import ITEM
+from broker.api.responses.compaction import CompactBody
 from broker.api.responses.content import VISUALS
 from broker.api.responses.items import ITEMS, PASSED_OVER, Message
-from broker.dialects.body import encode
+from broker.api.tokens.tokens import Tokenize
+from broker.dialects.body import SCHEMA_REF, encode, refer
+from broker.dialects.reasoning import TemplateBudget
 from protocol.errors import KINDS, Code
 
 JSON = "application/json"
+NULL = {"type": "null"}
 _OURS = re.compile(r"broker\.(?:api|dialects)\.(?:(\w+)\.(?=\1\.))?")
 """What a module's path has before the name of a schema."""
 _ENVELOPES = {"openai": "Error", "anthropic": "AnthropicError"}
@@ -66,7 +71,7 @@ def _described(operation: Operation, schemas: Collection[str]) -> dict[str, Any]
     if parameters := _parameters(operation):
         described["parameters"] = parameters
     if operation.body is not None:
-        content = {"application/json": {"schema": _reference(_name(operation.body, schemas))}}
+        content = {"application/json": {"schema": refer(_name(operation.body, schemas))}}
         described["requestBody"] = {"required": True, "content": content}
     if operation.form is not None:
         form = {"multipart/form-data": {"schema": operation.form}}
@@ -89,7 +94,7 @@ def _parameters(operation: Operation) -> list[dict[str, Any]]:
 
 
 def _responses(operation: Operation) -> dict[str, Any]:
-    content = {"application/json": {"schema": _reference(_ENVELOPES[operation.dialect])}}
+    content = {"application/json": {"schema": refer(_ENVELOPES[operation.dialect])}}
     refused = {
         str(status): {
             "description": _wording(status),
@@ -139,19 +144,39 @@ def _object(properties: dict[str, Any]) -> dict[str, Any]:
 
 # --- bodies ------------------------------------------------------------------------------------------
 
+_PRESENT = {"type": "string", "minLength": 1}
+_CHAT = {"type": "array", "items": refer("chat.body.Message")}
+_WHOLE: dict[type, dict[str, Any]] = {
+    chat_body.AudioPart: {"not": {}},
+    chat_body.AudioURLPart: {"not": {}},
+    chat_body.Message: {
+        "if": {"properties": {"role": {"const": "tool"}}},
+        "then": {"required": ["tool_call_id"], "properties": {"tool_call_id": _PRESENT}},
+    },
+    CompactBody: {
+        "anyOf": [
+            {"required": ["input"], "not": {"properties": {"input": NULL}}},
+            {"required": ["previous_response_id"], "properties": {"previous_response_id": _PRESENT}},
+        ]
+    },
+    Tokenize: {
+        "anyOf": [
+            {"required": ["prompt"], "properties": {"prompt": {"type": "string"}, "messages": NULL}},
+            {"required": ["messages"], "properties": {"messages": _CHAT, "prompt": NULL}},
+        ]
+    },
+}
+"""Limits on several fields together, which the types do not say."""
+
 
 def _schemas(operations: Iterable[Operation]) -> dict[str, Any]:
-    """Return the body schemas by name, with the limits of `constraints`."""
+    """Return the body schemas by name."""
     bodies = {operation.body: None for operation in operations if operation.body is not None}
-    parts = {*ITEMS.values(), *VISUALS.values()}
-    _, typed = msgspec.json.schema_components((*bodies, *parts), ref_template=WHERE)
+    parts = {*ITEMS.values(), *VISUALS.values(), TemplateBudget}
+    _, typed = msgspec.json.schema_components((*bodies, *parts), ref_template=SCHEMA_REF)
     # Types with the same name are told apart by the path of their module.
     schemas: dict[str, Any] = msgspec.json.decode(_OURS.sub("", encode(typed).decode()))
-    for kind, fields in FIELDS.items():
-        properties = schemas[_name(kind, schemas)]["properties"]
-        for name, bound in fields.items():
-            properties[name] |= bound
-    for kind, whole in WHOLE.items():
+    for kind, whole in _WHOLE.items():
         schemas[_name(kind, schemas)] |= whole
     for schema in schemas.values():
         _permit_nulls(schema)
@@ -162,9 +187,9 @@ def _permit_nulls(schema: dict[str, Any]) -> None:
     """Let every property and entry be null that may be absent (see `coercion`)."""
     properties = schema.get("properties", {})
     for name in properties.keys() - set(schema.get("required", ())):
-        entries = properties[name].get("additionalProperties")
-        if isinstance(entries, dict) and entries:
-            properties[name]["additionalProperties"] = {"anyOf": [entries, NULL]}
+        for form in (properties[name], *properties[name].get("anyOf", ())):
+            if entries := form.get("additionalProperties"):
+                form["additionalProperties"] = {"anyOf": [entries, NULL]}
         properties[name] = {"anyOf": [properties[name], NULL]}
 
 
@@ -177,7 +202,7 @@ def _item(schemas: Collection[str]) -> dict[str, Any]:
     for name, kind in ITEMS.items():
         names.setdefault(kind, []).append(name)
     read = [
-        {"allOf": [_reference(_name(kind, schemas)), _typed(*of, optional=kind is Message)]}
+        {"allOf": [refer(_name(kind, schemas)), _typed(*of, optional=kind is Message)]}
         for kind, of in names.items()
     ]
     reference = {"properties": {"role": False}, "required": ["id"]}
@@ -196,7 +221,3 @@ def _name(kind: type, schemas: Collection[str]) -> str:
     """Return a type's schema name, which includes its module if another type has the same name."""
     full = _OURS.sub("", f"{kind.__module__}.{kind.__name__}")
     return full if full in schemas else kind.__name__
-
-
-def _reference(name: str) -> dict[str, str]:
-    return {"$ref": WHERE.format(name=name)}

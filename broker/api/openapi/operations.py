@@ -15,7 +15,6 @@ from broker.api.chat import body as chat_body
 from broker.api.completions import completions
 from broker.api.embeddings import embeddings, rerank
 from broker.api.messages import body as messages
-from broker.api.openapi.constraints import between
 from broker.api.responses import body as responses
 from broker.api.responses import compaction, conversations
 from broker.api.responses.listing import PAGE_ITEMS_MAX
@@ -51,6 +50,10 @@ class Operation:
     form: Mapping[str, Any] | None = None
 
 
+def _integer(low: int, high: int) -> dict[str, Any]:
+    return {"type": "integer", "minimum": low, "maximum": high}
+
+
 _STRING = {"type": "string"}
 _VERSION: Mapping[str, tuple[Place, dict[str, Any]]] = {"anthropic-version": ("header", _STRING)}
 _ID: Mapping[str, tuple[Place, dict[str, Any]]] = {"stream": ("query", {"enum": ["false"]})}
@@ -58,7 +61,7 @@ _PAGE: Mapping[str, tuple[Place, dict[str, Any]]] = {
     "order": ("query", {"enum": ["asc", "desc"]}),
     "after": ("query", _STRING),
     "before": ("query", _STRING),
-    "limit": ("query", {"type": "integer", **between(1, PAGE_ITEMS_MAX)}),
+    "limit": ("query", _integer(1, PAGE_ITEMS_MAX)),
 }
 
 
@@ -90,7 +93,7 @@ _MESSAGE_BATCH = ("id", "type", "processing_status", "request_counts", "created_
 _STORED = (400, 401, 404, 408, 413, 415, 507)
 _MANY: Mapping[str, tuple[Place, dict[str, Any]]] = {
     "after": ("query", _STRING),
-    "limit": ("query", {"type": "integer", **between(1, 100)}),
+    "limit": ("query", _integer(1, 100)),
 }
 _FORM = {
     "type": "object",
@@ -99,7 +102,7 @@ _FORM = {
         "file": {"type": "string", "format": "binary"},
         "purpose": {"const": "batch"},
         "expires_after[anchor]": {"const": "created_at"},
-        "expires_after[seconds]": {"type": "integer", **between(EXPIRES_S_MIN, EXPIRES_S_MAX)},
+        "expires_after[seconds]": _integer(EXPIRES_S_MIN, EXPIRES_S_MAX),
     },
 }
 
@@ -108,7 +111,7 @@ _BATCHES = (
               form=_FORM),
     _read("/v1/files", "List the files of batches", "object", "data", "has_more", errors=(400, 401, 404, 507),
           parameters={**_MANY,
-              "limit": ("query", {"type": "integer", **between(1, 10_000)}),
+              "limit": ("query", _integer(1, 10_000)),
               "order": ("query", {"enum": ["asc", "desc"]}),
               "purpose": ("query", _STRING),
           }),
@@ -136,7 +139,7 @@ _MESSAGE_BATCHES = (
           **_OF_MESSAGES | {"parameters": {**_VERSION,
               "after_id": ("query", _STRING),
               "before_id": ("query", _STRING),
-              "limit": ("query", {"type": "integer", **between(1, 1000)}),
+              "limit": ("query", _integer(1, 1000)),
           }}),
     _read("/v1/messages/batches/{id}", "Get a batch of messages", *_MESSAGE_BATCH, **_OF_MESSAGES),
     Operation("delete", "/v1/messages/batches/{id}", "Delete a batch of messages that has ended",

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Raw, Struct, field
 
-from broker.dialects.body import check_range, decode, refuse
-from broker.dialects.parameters import TOP_LOGPROBS_MAX, Parameters, check, check_max_tokens
-from protocol.errors import Code, RequestError
+from broker.dialects.body import PositiveInt, UnsupportedField, decode, extra_schema, refer, refuse, wrong
+from broker.dialects.parameters import MaxTokens, Parameters, TopLogprobs, check, check_max_tokens
+from broker.dialects.response_format import RawSchema
 
 LOGPROBS = "message.output_text.logprobs"
 SEALED_THOUGHTS = "reasoning.encrypted_content"
 
-FORMATS = (
+ITEM = "Item"
+RawItem = Annotated[dict[str, Any], extra_schema(**refer(ITEM))]
+"""An item, which `items` reads."""
+ToolChoiceName = Annotated[str, extra_schema(enum=["none", "auto", "required"])]
+_CHOICES = {"type": {"enum": ["function", "custom", "allowed_tools"]}}
+ToolChoiceObject = Annotated[dict[str, Any], extra_schema(properties=_CHOICES, required=["type"])]
+
+_FORMATS = (
     "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
     "json_schema", "grammar",
 )  # fmt: skip
 _ELSEWHERE = {
     "prompt": "is not supported: no prompt templates are stored here; send the text in 'input'",
-    **dict.fromkeys(FORMATS, "is not a parameter of responses: use 'text.format'"),
+    **dict.fromkeys(_FORMATS, "is not a parameter of responses: use 'text.format'"),
 }
 
 
@@ -29,7 +36,7 @@ class Format(Struct):
     effect."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
-    schema: Raw = field(default_factory=Raw)
+    schema: RawSchema = field(default_factory=Raw)
     name: str | None = None
     description: str | None = None
     strict: bool | None = None
@@ -47,17 +54,17 @@ class ConversationParam(Struct):
 class Body(Parameters, kw_only=True):
     """Body fields beside the shared ones. Other fields are ignored."""
 
-    input: str | list[dict[str, Any]] | None = None
+    input: str | list[RawItem]
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None
-    max_output_tokens: int | None = None
-    top_logprobs: int | None = None
+    max_output_tokens: MaxTokens | None = None
+    top_logprobs: TopLogprobs | None = None
     include: list[str] | None = None
     tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: ToolChoiceName | ToolChoiceObject | None = None
     parallel_tool_calls: bool | None = None
-    max_tool_calls: int | None = None
+    max_tool_calls: PositiveInt | None = None
     text: Text | None = None
     truncation: Literal["auto", "disabled"] | None = None
     metadata: dict[str, Any] | None = None
@@ -65,15 +72,15 @@ class Body(Parameters, kw_only=True):
     safety_identifier: str | None = None
     background: bool | None = None
     conversation: str | ConversationParam | None = None
-    prompt: Any = None
-    response_format: Any = None
-    structured_outputs: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    json_schema: Any = None
-    grammar: Any = None
+    prompt: UnsupportedField = None
+    response_format: UnsupportedField = None
+    structured_outputs: UnsupportedField = None
+    guided_json: UnsupportedField = None
+    guided_regex: UnsupportedField = None
+    guided_choice: UnsupportedField = None
+    guided_grammar: UnsupportedField = None
+    json_schema: UnsupportedField = None
+    grammar: UnsupportedField = None
 
     @property
     def logprobs(self) -> int | None:
@@ -103,13 +110,8 @@ def read(raw: bytes) -> Body:
             raise refuse(name, why)
     if body.background and body.store is False:
         raise refuse("background", "needs 'store' to be true: the response is read by its id")
-    if body.input is None:
-        raise RequestError(Code.INVALID_REQUEST, "'input' is required.", param="input")
     if body.conversation and body.previous_response_id:
-        message = "'conversation' and 'previous_response_id' exclude each other."
-        raise RequestError(Code.INVALID_REQUEST, message, param="conversation")
+        raise wrong("conversation", "and 'previous_response_id' exclude each other")
     check(body)
-    check_max_tokens("max_output_tokens", body.max_output_tokens)
-    check_range("top_logprobs", body.top_logprobs, 0, TOP_LOGPROBS_MAX)
-    check_range("max_tool_calls", body.max_tool_calls, 1, 2**31)
+    check_max_tokens(body, "max_tokens", "max_output_tokens")
     return body

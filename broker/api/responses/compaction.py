@@ -6,18 +6,16 @@ It is a request of its own, or a response whose `input` ends with a `compaction_
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from broker.api.responses.answer import Document, ResponseBuilder, ResponseDocumentRenderer
-from broker.api.responses.body import Body
+from broker.api.responses.body import Body, RawItem
 from broker.api.responses.history import ConversationHistory
 from broker.api.responses.items import TRIGGER, Placed, kind_of, listed
-from broker.dialects.body import decode, encode
-from protocol.errors import Code, RequestError
+from broker.dialects.body import decode, encode, wrong
 
 REQUEST = (
     "Summarize this conversation for a reader who continues it without seeing it. Keep the goal, decisions, "
@@ -29,7 +27,7 @@ class CompactBody(Struct):
     """Body of a compaction. Other fields are ignored."""
 
     model: str | None = None
-    input: str | list[dict[str, Any]] | None = None
+    input: str | list[RawItem] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
 
@@ -42,11 +40,10 @@ def read(raw: bytes) -> Body:
     naming the parameter at fault."""
     asked = decode(_decoder, raw)
     if asked.input is None and not asked.previous_response_id:
-        message = "'input' is required without 'previous_response_id'."
-        raise RequestError(Code.INVALID_REQUEST, message, param="input")
+        raise wrong("input", "is required without 'previous_response_id'")
     return Body(
         model=asked.model,
-        input=asked.input,
+        input=asked.input or [],
         instructions=asked.instructions,
         previous_response_id=asked.previous_response_id,
         store=False,

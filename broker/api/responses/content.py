@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from msgspec import Struct
 
 from broker.api.chat.body import FramesPart, ImageURL, VideoPart
 from broker.api.responses.encrypted_content import UNREADABLE, plain_text
 from broker.dialects.attached_files import FileData, file_text, unsupported_part
-from broker.dialects.body import convert
+from broker.dialects.body import convert, extra_schema, refer
 from broker.dialects.parts import Detail
 from protocol.errors import Code, RequestError
 
@@ -32,7 +32,7 @@ REFUSED = frozenset({"input_audio"})
 
 
 class InputImage(Struct):
-    image_url: ImageURL | str | None = None
+    image_url: ImageURL | str
     detail: Detail | None = None
 
 
@@ -43,6 +43,14 @@ VISUALS: Mapping[str, type[Struct]] = {
     "video": FramesPart,
 }
 """Types of the image and video parts. Videos are as in chat, since OpenAI's responses have none."""
+_SCHEMAS: dict[str, dict[str, str]] = {
+    **{kind: {} for kind in TEXTS},
+    **{kind: refer(part.__name__) for kind, part in VISUALS.items()},
+    FILE: refer(FileData.__name__),
+}
+_FORMS = [{"properties": {"type": {"const": kind}}, **schema} for kind, schema in _SCHEMAS.items()]
+RawPart = Annotated[dict[str, Any], extra_schema(anyOf=_FORMS, required=["type"])]
+"""A part of content, which `content_of` reads."""
 
 
 def content_of(content: Content | None, place: str) -> Content:
@@ -84,8 +92,6 @@ def _part(part: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 def _visual(part: Mapping[str, Any], kind: str, place: str) -> dict[str, Any]:
     read = convert(part, VISUALS[kind], place)
-    if isinstance(read, InputImage) and read.image_url is None:
-        raise wrong(f"{place}.image_url", "is required, since files are not stored here")
     kind = "input_image" if isinstance(read, InputImage) else kind
     return {**part, "type": kind, "param": place}
 

@@ -7,15 +7,16 @@ shares with the responses that made them. Pure.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
+from broker.api.responses.body import RawItem
 from broker.api.responses.items import additional_tools, listed, messages
 from broker.api.responses.store import ResponseStore, StoredItems, StoredResponse
 from broker.api.responses.tools import offer
-from broker.dialects.body import check_range, decode, encode
+from broker.dialects.body import MetadataPairs, decode, encode
 from protocol.errors import Code, RequestError
 
 PREFIX = "conv_"
@@ -23,7 +24,6 @@ ITEMS_MAX = 20
 """Maximum items of one request."""
 READS_MAX = 8
 """Maximum number of times that a conversation is read to change it, while others are changed."""
-METADATA_MAX, KEY_CHARACTERS_MAX, VALUE_CHARACTERS_MAX = 16, 64, 512
 
 Document = dict[str, Any]
 
@@ -31,20 +31,20 @@ Document = dict[str, Any]
 class CreateBody(Struct):
     """Body that creates a conversation."""
 
-    items: list[dict[str, Any]] | None = None
-    metadata: dict[str, str] | None = None
+    items: Annotated[list[RawItem], Meta(max_length=ITEMS_MAX)] | None = None
+    metadata: MetadataPairs | None = None
 
 
 class UpdateBody(Struct):
     """Body that replaces the metadata of a conversation."""
 
-    metadata: dict[str, str]
+    metadata: MetadataPairs
 
 
 class ItemsBody(Struct):
     """Body that adds items to a conversation."""
 
-    items: list[dict[str, Any]]
+    items: Annotated[list[RawItem], Meta(min_length=1, max_length=ITEMS_MAX)]
 
 
 _create: msgspec.json.Decoder[CreateBody] = msgspec.json.Decoder(CreateBody)
@@ -56,39 +56,25 @@ def read_create(raw: bytes) -> CreateBody:
     """Decode and check a body, which may be empty. Raises `RequestError` naming the parameter at fault."""
     body = decode(_create, raw or b"{}")
     _check_items(body.items or ())
-    _check_metadata(body.metadata or {})
     return body
 
 
 def read_update(raw: bytes) -> UpdateBody:
     """As `read_create`."""
-    body = decode(_update, raw)
-    _check_metadata(body.metadata)
-    return body
+    return decode(_update, raw)
 
 
 def read_items(raw: bytes) -> ItemsBody:
     """As `read_create`."""
     body = decode(_items, raw)
-    check_range("items", len(body.items), 1, ITEMS_MAX)
     _check_items(body.items)
     return body
 
 
 def _check_items(items: Sequence[Document]) -> None:
-    check_range("items", len(items), 0, ITEMS_MAX)
     placed = [(f"items[{index}]", item) for index, item in enumerate(items)]
     messages(placed)
     offer(additional_tools(placed), None, single=False)
-
-
-def _check_metadata(metadata: dict[str, str]) -> None:
-    check_range("metadata", len(metadata), 0, METADATA_MAX)
-    for key, value in metadata.items():
-        if len(key) > KEY_CHARACTERS_MAX or len(value) > VALUE_CHARACTERS_MAX:
-            limits = f"{KEY_CHARACTERS_MAX} characters in a key and {VALUE_CHARACTERS_MAX} in a value"
-            message = f"'metadata' may have at most {limits}."
-            raise RequestError(Code.INVALID_REQUEST, message, param="metadata")
 
 
 class ConversationStore:

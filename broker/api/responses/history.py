@@ -56,8 +56,6 @@ async def recall(body: Body, store: ResponseStore, owner: str, *, bytes_max: int
     if (previous := await _previous(body, store, owner)) is not None:
         before, used = previous.pieces, previous.conversation_bytes
         _check_size(used, bytes_max)
-    if body.input is None:
-        return ConversationHistory(before, ())
     if isinstance(body.input, str):
         text = [{"role": "user", "content": body.input}]
         return ConversationHistory(before, text, is_text=True, parameter=parameter)

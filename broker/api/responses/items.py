@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from broker.api.responses.body import Text
 from broker.api.responses.builtin_tools import CALL_ITEMS, SEARCH
-from broker.api.responses.content import VISUALS, Content, content_of, text_of, wrong
+from broker.api.responses.content import VISUALS, Content, RawPart, content_of, text_of, wrong
 from broker.api.responses.encrypted_content import plain_text, unseal
 from broker.api.responses.tools import PlacedTools, definitions, flat_name
 from broker.dialects.body import convert
@@ -54,7 +54,7 @@ class InputItem(Struct):
 
 class Message(InputItem):
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[dict[str, Any]] | None = None
+    content: str | list[RawPart] | None = None
     id: str | None = None
 
     def pieces(self, place: str) -> Iterator[Piece]:
@@ -69,7 +69,7 @@ class AgentMessage(InputItem):
 
     author: str
     recipient: str
-    content: str | list[dict[str, Any]] | None = None
+    content: str | list[RawPart] | None = None
 
     def pieces(self, place: str) -> Iterator[Piece]:
         head = {"type": "text", "text": f"Message from agent {self.author} to agent {self.recipient}:"}
@@ -106,7 +106,7 @@ class CallOutput(InputItem):
     """Output of a call. `call_id`: None for one that no call asked for."""
 
     call_id: str | None = None
-    output: str | list[dict[str, Any]] | None = None
+    output: str | list[RawPart] | None = None
 
     def pieces(self, place: str) -> Iterator[Piece]:
         yield _result(self.call_id or "", content_of(self.output, f"{place}.output"))

@@ -12,13 +12,12 @@ from broker.api.responses.body import Body, Format, Text
 from broker.api.responses.items import ConfigurationUpdate, Placed, additional_tools, messages, read
 from broker.api.responses.output import OutputStyle
 from broker.api.responses.tools import ResponsesToolOffer, offer, told
-from broker.dialects.body import encode
+from broker.dialects.body import encode, wrong
 from broker.dialects.normalize import Conversation, normalize
 from broker.dialects.parameters import sampling, sparse_of, stop_strings, token_limit
 from broker.dialects.reasoning import Reasoning, options
 from broker.dialects.response_format import schema_text
 from protocol.conversation import pack
-from protocol.errors import Code, RequestError
 from protocol.messages import Generate
 from protocol.types import Media, StructuredOutput
 
@@ -29,7 +28,7 @@ def conversation(body: Body, items: Sequence[Placed], *, system_in_place: bool) 
     """Return the canonical conversation: instructions, then `items`. Raises `RequestError`."""
     spoken = messages(items)
     if not spoken:
-        raise RequestError(Code.INVALID_REQUEST, "'input' must not be empty.", param="input")
+        raise wrong("input", "must not be empty")
     if body.instructions:
         spoken.insert(0, {"role": "system", "content": body.instructions})
     return normalize(spoken, system_in_place=system_in_place)

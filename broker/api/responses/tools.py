@@ -14,9 +14,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from broker.api.responses.builtin_tools import CALL_ITEMS, function_of
-from broker.dialects.body import convert
-from broker.dialects.tools import NAME_CHARACTERS_MAX, CustomTool, FunctionTool, ToolChoicePolicy, grant
-from protocol.errors import Code, RequestError
+from broker.dialects.body import convert, wrong
+from broker.dialects.tools import CustomTool, FunctionTool, ToolChoicePolicy, grant
+from protocol.errors import RequestError
 from protocol.types import ToolCallConstraint
 
 Described = Mapping[str, Any]
@@ -112,9 +112,6 @@ def definitions(tools: Sequence[Described], within: str = "", namespace: str = "
             nested = convert(tool, _Namespace, place)
             yield from _described(definitions(nested.tools, f"{place}.", nested.name), nested.description)
         elif (function := _function(kind, tool, place)) is not None:
-            if not 1 <= len(function.name) <= NAME_CHARACTERS_MAX:
-                message = f"'{place}.name' must have 1 to {NAME_CHARACTERS_MAX} characters."
-                raise RequestError(Code.INVALID_REQUEST, message, param=f"{place}.name")
             yield OfferableTool(QualifiedName(namespace, function.name), function, kind)
 
 
@@ -180,14 +177,12 @@ def _names(place: str, tool: Described, known: Mapping[str, OfferableTool]) -> l
         found = [flat for flat, one in known.items() if one.split.name == name]
         found = found if len(found) == 1 else []
     if not found:
-        message = f"'{place}.name' is {name[:64]!r}, which is not a function in 'tools'."
-        raise RequestError(Code.INVALID_REQUEST, message, param=f"{place}.name")
+        raise wrong(f"{place}.name", f"is {name[:64]!r}, which is not a function in 'tools'")
     return found
 
 
 def _unserved() -> RequestError:
-    message = "'tool_choice' must be 'auto', 'none', 'required', a function or 'allowed_tools'."
-    return RequestError(Code.INVALID_REQUEST, message, param="tool_choice")
+    return wrong("tool_choice", "must be 'auto', 'none', 'required', a function or 'allowed_tools'")
 
 
 def told(tool: Described) -> dict[str, Any]:

@@ -131,6 +131,28 @@ _decoder = msgspec.json.Decoder(Whole)
 
 
 @pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("temperature", 9, "'temperature' must be at most 2."),
+        ("seed", -(10**30), f"'seed' must be at least {-(2**63)}."),
+        ("sparse_prefill", {"keep": 0}, "'sparse_prefill.keep' must be greater than 0."),
+        ("max_tokens", 0, "'max_tokens' must be at least 1, or -1."),
+        ("stop", ["a", ""], "'stop[1]' must not be empty."),
+        ("stop", ["a"] * 17, "'stop' must have at most 16 items."),
+        ("cache_salt", "a" * 257, "'cache_salt' must have at most 256 characters."),
+        ("logit_bias", {"５": 1}, "A key of 'logit_bias' must match '^[0-9]{1,9}$'."),
+        ("logit_bias", {"5": 100.5}, "A value of 'logit_bias' must be at most 100."),
+        ("logit_bias", {str(n): 1 for n in range(1025)}, "'logit_bias' must have at most 1024 entries."),
+    ],
+)
+def test_every_limit_has_one_wording(field: str, value: Any, message: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        chat_body.read(json.dumps({"messages": SAID, field: value}).encode())
+    assert refused.value.message == message
+    assert refused.value.param == message.split("'")[1]
+
+
+@pytest.mark.parametrize(
     ("read", "body", "field"),
     [
         (chat_body.read, {"messages": SAID, "max_tokens": 426.0, "seed": 7.0}, "max_tokens"),

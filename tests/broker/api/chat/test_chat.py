@@ -50,7 +50,7 @@ def refusal(raw: bytes) -> RequestError:
 # --- refused bodies ----------------------------------------------------------------------------------
 
 NO_BODY = {
-    "nothing": b"", "a second object": body() + b"{}", "NaN": b'{"messages": [], "temperature": NaN}',
+    "nothing": b"", "a second object": body() + b"{}", "NaN": b'{"temperature": NaN, "messages": []}',
     "bytes that are not UTF-8": body().replace(b"hello", b"\xff\xfe"),
     "half an escaped pair": body().replace(b"hello", b"\\ud83d"),
     "deep arrays": b'{"messages": [], "metadata": ' + b"[" * 20_000 + b"]" * 20_000 + b"}",
@@ -118,7 +118,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"n": 17}, "n"),
     ({"stop": [7]}, "stop[0]"),
     ({"stop": ["a", ""]}, "stop[1]"),
-    ({"stop": "x" * 1025}, "stop[0]"),
+    ({"stop": "x" * 1025}, "stop"),
     ({"stop": ["x"] * 17}, "stop"),
     (tool(), "tools[1].function"),
     (tool(function={"name": "f", "parameters": []}), "tools[1].function.parameters"),

@@ -23,7 +23,6 @@ from broker.api.completions import completions
 from broker.api.embeddings import embeddings, rerank
 from broker.api.messages import body as messages
 from broker.api.openapi import document as openapi
-from broker.api.openapi.constraints import FIELDS
 from broker.api.openapi.operations import OPERATIONS
 from broker.api.responses import body as responses
 from broker.api.responses import compaction, conversations, request
@@ -110,11 +109,21 @@ def is_taken(kind: type, fields: dict[str, Any]) -> bool:
 
 PATHS = {operation.body: operation.path for operation in OPERATIONS if operation.body}
 KINDS = {path: kind for kind, path in PATHS.items()}
+
+
+def forms(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield a schema and those of which a value needs only one."""
+    yield schema
+    for form in schema.get("anyOf", ()):
+        yield from forms(form)
+
+
 RANGES = [
-    (kind, name, bound["minimum"], bound["maximum"])
-    for kind in READERS
-    for name, bound in FIELDS.get(kind, {}).items()
-    if "minimum" in bound and name not in ("n", "best_of")
+    (kind, name, form["minimum"], form["maximum"])
+    for kind, path in PATHS.items()
+    for name, schema in SCHEMAS[schema_of(path)["$ref"].rpartition("/")[2]]["properties"].items()
+    for form in forms(schema)
+    if "minimum" in form and name not in ("n", "best_of")
 ]
 
 
