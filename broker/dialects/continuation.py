@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from broker.dialects.body import wrong
 from protocol.conversation import BEFORE_TURN, IN_MESSAGE, PROMPT_ENDS, ends_with_prefill
-from protocol.errors import Code, RequestError
 
 
 def options(
@@ -21,9 +21,7 @@ def options(
     if not continues:
         return {PROMPT_ENDS: BEFORE_TURN} if opens is False else {}
     if opens:
-        message = f"'{param}' and 'add_generation_prompt' cannot both be true."
-        raise RequestError(Code.INVALID_REQUEST, message, param=param)
+        raise wrong(param, "and 'add_generation_prompt' cannot both be true")
     if not ends_with_prefill(messages):
-        message = f"'{param}' requires a last message of the assistant with text and without tool calls."
-        raise RequestError(Code.INVALID_REQUEST, message, param=param)
+        raise wrong(param, "requires a last message of the assistant with text and without tool calls")
     return {PROMPT_ENDS: IN_MESSAGE}

@@ -5,9 +5,8 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-from broker.dialects.body import decode
+from broker.dialects.body import decode, wrong
 from protocol.adapters import is_adapter_name
-from protocol.errors import Code, RequestError
 
 FOLDER_CHARACTERS_MAX = 4096
 
@@ -63,8 +62,6 @@ def read_lora_name(raw: bytes) -> LoraName:
 
 def _check(name: str, name_param: str, folder: str, folder_param: str) -> None:
     if not is_adapter_name(name):
-        message = f"'{name_param}' must have 1 to 100 letters, digits and _.@+- in it."
-        raise RequestError(Code.INVALID_REQUEST, message, param=name_param)
+        raise wrong(name_param, "must have 1 to 100 letters, digits and _.@+- in it")
     if not folder.startswith("/") or "\0" in folder or len(folder) > FOLDER_CHARACTERS_MAX:
-        message = f"'{folder_param}' must be an absolute path of at most {FOLDER_CHARACTERS_MAX} characters."
-        raise RequestError(Code.INVALID_REQUEST, message, param=folder_param)
+        raise wrong(folder_param, f"must be an absolute path of at most {FOLDER_CHARACTERS_MAX} characters")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from protocol.errors import Code, RequestError
+from broker.dialects.body import wrong
 
 _DIGITS_MAX = 6
 
@@ -45,7 +45,7 @@ class Paging:
         text = query.get("limit", str(self.limit))
         is_number = text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX
         if not (is_number and 1 <= int(text) <= self.limit_max):
-            raise _wrong("limit", f"must be between 1 and {self.limit_max}")
+            raise wrong("limit", f"must be between 1 and {self.limit_max}")
         return int(text)
 
 
@@ -53,8 +53,4 @@ def _place(ids: Sequence[str], name: str, id: str) -> int:
     try:
         return ids.index(id)
     except ValueError:
-        raise _wrong(name, f"is {id[:128]!r}, which is not in this list") from None
-
-
-def _wrong(name: str, why: str) -> RequestError:
-    return RequestError(Code.INVALID_REQUEST, f"'{name}' {why}.", param=name)
+        raise wrong(name, f"is {id[:128]!r}, which is not in this list") from None

@@ -31,10 +31,10 @@ from broker.api.messages.content import (
     UntaggedTextBlock,
 )
 from broker.dialects.attached_files import text_in
-from broker.dialects.body import refuse
+from broker.dialects.body import refuse, wrong
 from broker.dialects.foreign import result_text, summary_message
 from broker.dialects.normalize import Conversation, normalize
-from protocol.errors import Code, RequestError
+from protocol.errors import RequestError
 
 ERROR = "Error"
 """Result of a failed call without content."""
@@ -196,5 +196,4 @@ def _text(text: str | None) -> Part:
 
 def _misplaced(block: Block, place: str, role: str) -> RequestError:
     kind = block.__struct_config__.tag
-    message = f"'{place}' is a {kind} block, which is only allowed in messages with role '{role}'."
-    return RequestError(Code.INVALID_REQUEST, message, param=place)
+    return wrong(place, f"is a {kind} block, which is only allowed in messages with role '{role}'")

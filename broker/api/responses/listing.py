@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from protocol.errors import Code, RequestError
+from broker.dialects.body import wrong
 
 PAGE_ITEMS, PAGE_ITEMS_MAX = 20, 100
 
@@ -17,7 +17,7 @@ def page(items: Sequence[dict[str, Any]], query: Mapping[str, str]) -> dict[str,
     """
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
-        raise _wrong("order", "must be 'asc' or 'desc'")
+        raise wrong("order", "must be 'asc' or 'desc'")
     limit = _limit(query.get("limit", str(PAGE_ITEMS)))
     ordered = list(items if order == "asc" else reversed(items))
     first = 1 + _index(ordered, "after", query["after"]) if "after" in query else 0
@@ -34,7 +34,7 @@ def page(items: Sequence[dict[str, Any]], query: Mapping[str, str]) -> dict[str,
 
 def _limit(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 4 and 1 <= int(text) <= PAGE_ITEMS_MAX):
-        raise _wrong("limit", f"must be between 1 and {PAGE_ITEMS_MAX}")
+        raise wrong("limit", f"must be between 1 and {PAGE_ITEMS_MAX}")
     return int(text)
 
 
@@ -42,8 +42,4 @@ def _index(items: Sequence[dict[str, Any]], name: str, id: str) -> int:
     for index, item in enumerate(items):
         if item["id"] == id:
             return index
-    raise _wrong(name, f"is {id[:128]!r}, which is not an item of this response")
-
-
-def _wrong(name: str, why: str) -> RequestError:
-    return RequestError(Code.INVALID_REQUEST, f"'{name}' {why}.", param=name)
+    raise wrong(name, f"is {id[:128]!r}, which is not an item of this response")
