@@ -9,13 +9,14 @@ system message and alternating roles accept what agents really send. In the cano
 * `content` is a string or, with images or videos, a list of text parts and placeholders,
   `{"type": "image"}` and `{"type": "video"}`;
 * a key is absent rather than null or empty, except `content`;
-* no system message begins with a line that changes with each request (`volatile_lines`).
+* no system message begins with a line that changes with each request (`VOLATILE_HEADS`).
 
 Text parts of one message are joined by a newline, as in other OpenAI-compatible servers; messages are joined
 by a blank line.
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -24,9 +25,18 @@ from typing import Any
 from broker.dialects.parts import Attachment, Part
 from broker.dialects.parts import read as read_part
 from broker.dialects.parts import write as write_part
-from broker.dialects.volatile_lines import without_head
 from protocol.arguments import is_portable
 
+VOLATILE_HEADS = (
+    "x-anthropic-billing-header:",  # Claude Code: `cc_version` varies by conversation, `cch` by request
+)
+"""Exact beginnings of lines that agents put before their system prompts and that change between requests.
+
+They are meant for billing, not for the model. A prompt that begins with one shares no prefix with cached
+prompts, so each conversation, or each request, would be prefilled from its first token. Any other beginning
+of a system prompt is left unchanged.
+"""
+_VOLATILE_LINES = re.compile(rf"(?:(?:{'|'.join(map(re.escape, VOLATILE_HEADS))})[^\n]*(?:\n+|\Z))+")
 _ROLES = {"developer": "system", "function": "tool"}
 
 
@@ -193,6 +203,12 @@ def _join_contents(contents: list[str | list[Part]]) -> str | list[Part]:
 
 def _join_texts(texts: list[str]) -> str:
     return "\n\n".join(text for text in texts if text)
+
+
+def without_head(text: str) -> str:
+    """Return a system prompt without its leading volatile lines. Idempotent."""
+    found = _VOLATILE_LINES.match(text)
+    return text[found.end() :] if found else text
 
 
 # Writing

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.dialects.normalize import Conversation, normalize
+from broker.dialects.normalize import VOLATILE_HEADS, Conversation, normalize, without_head
 from broker.dialects.parts import Attachment, Image, Video
-from broker.dialects.volatile_lines import HEADS, without_head
 from protocol.arguments import ARGUMENTS_DEPTH_MAX
 
 PIXEL = "data:image/png;base64,AAAA"
@@ -339,7 +338,9 @@ LATER = "x-anthropic-billing-header: cc_version=2.1.330.c62; cc_entrypoint=sdk-c
 PROMPT = "You are an agent.\n\nx-anthropic-billing-header: is a name that I mention."
 
 TEXTS = st.lists(
-    st.sampled_from([*HEADS, BILLING, "\n", "\n\n", "You are", " ", "x-anthropic", "x-anthropic-billing: y"])
+    st.sampled_from(
+        [*VOLATILE_HEADS, BILLING, "\n", "\n\n", "You are", " ", "x-anthropic", "x-anthropic-billing: y"]
+    )
 ).map("".join)
 
 
@@ -373,5 +374,5 @@ def test_other_text_is_left_unchanged() -> None:
 def test_stripped_text_is_a_suffix_without_volatile_head(text: str) -> None:
     left = without_head(text)
     assert text.endswith(left)
-    assert not left.startswith(HEADS)
+    assert not left.startswith(VOLATILE_HEADS)
     assert without_head(left) == left
