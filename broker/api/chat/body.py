@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
-from broker.api.chat import functions as legacy
 from broker.dialects.attached_files import FileData
 from broker.dialects.body import decode, wrong
 from broker.dialects.parameters import MaxTokens, TopLogprobs, check, check_max_tokens
 from broker.dialects.parts import Detail
 from broker.dialects.response_format import FormParameters, form_of
-from broker.dialects.tools import INPUT, FunctionTool, Tool, ToolChoice, ToolOffer, offer
+from broker.dialects.tools import (
+    INPUT,
+    FunctionTool,
+    Named,
+    Tool,
+    ToolChoice,
+    ToolChoicePolicy,
+    ToolOffer,
+    grant,
+    offer,
+)
 
 
 class TextPart(Struct, tag_field="type", tag="text"):
@@ -171,6 +181,10 @@ class Prediction(Struct):
         return "".join(part.text or "" for part in self.content)
 
 
+FunctionChoice = Literal["none", "auto"] | Named
+"""Choice of legacy function calling, which `tools` replaced in 2023; at most one call."""
+
+
 class Body(FormParameters, kw_only=True):
     """Body fields beside the shared ones. Other fields are ignored."""
 
@@ -182,7 +196,7 @@ class Body(FormParameters, kw_only=True):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     functions: list[FunctionTool] | None = None
-    function_call: legacy.FunctionChoice | None = None
+    function_call: FunctionChoice | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     prediction: Prediction | None = None
@@ -203,8 +217,21 @@ class Body(FormParameters, kw_only=True):
     def offer(self) -> ToolOffer:
         """Tools that may be called, and how. Raises `RequestError` naming the parameter at fault."""
         if self.has_functions:
-            return legacy.offer(self.functions or [], self.function_call)
+            functions = self.functions or []
+            return grant(functions, _function_policy(functions, self.function_call), single=True)
         return offer(self.tools or [], self.tool_choice, single=self.parallel_tool_calls is False)
+
+
+def _function_policy(functions: Sequence[FunctionTool], choice: FunctionChoice | None) -> ToolChoicePolicy:
+    match choice:
+        case None | "auto":
+            return ToolChoicePolicy()
+        case "none":
+            return ToolChoicePolicy(allowed=frozenset())
+        case Named(name):
+            if name not in [function.name for function in functions]:
+                raise wrong("function_call.name", f"is {name[:64]!r}, which is not in 'functions'")
+            return ToolChoicePolicy(required=True, name=name)
 
 
 _body_decoder = msgspec.json.Decoder(Body)
