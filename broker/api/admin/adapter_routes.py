@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from broker.api.admin import adapter_body as bodies
+from broker.api.admin import body as bodies
 from broker.dispatch.adapters import AdapterLoad
 from broker.dispatch.dispatcher import Dispatcher
 from broker.dispatch.fleet import unknown_model

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from broker.api.admin.model_body import read_choice
+from broker.api.admin.body import read_choice
 from broker.dispatch.catalogue import LOAD_ORDER_S_MAX
 from broker.dispatch.dispatcher import Dispatcher
 from broker.dispatch.fleet import ModelEntry, unknown_model

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from broker.api.admin.model_body import read_choice
+from broker.api.admin.body import read_choice
 from broker.middleware.json_response import JsonResponse
 from broker.requests.request_body import read_body
 from broker.requests.watching import changes_of, check_watchers

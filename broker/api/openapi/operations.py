@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from broker.api.admin import adapter_body as adapters
-from broker.api.admin import model_body as model_choice
+from broker.api.admin import body as admin
 from broker.api.batches import body as batch_body
 from broker.api.batches.body import EXPIRES_S_MAX, EXPIRES_S_MIN
 from broker.api.batches.message_body import MessageBatchBody
@@ -198,26 +197,26 @@ OPERATIONS = (
     _read("/v1/models/{model}", "Get one model", "id", errors=(401, 404), parameters=_VERSION),
     *(
         Operation("post", f"/v1/models/{verb}", f"{verb.capitalize()} a model that is loaded on demand",
-                  ("id", "object", "state"), model_choice.ModelChoice, errors=errors)
+                  ("id", "object", "state"), admin.ModelChoice, errors=errors)
         for verb, errors in (
             ("load", (400, 401, 404, 413, 503)), ("unload", (400, 401, 404, 409, 413)),
             ("pin", (400, 401, 404, 413, 503)), ("unpin", (400, 401, 404, 413)),
         )
     ),
-    Operation("post", "/v1/models/pull", "Download a model of the hub", _PULL, model_choice.ModelChoice,
+    Operation("post", "/v1/models/pull", "Download a model of the hub", _PULL, admin.ModelChoice,
               errors=(400, 401, 413, 503)),
     _read("/v1/models/pull", "List the downloads", "object", "data"),
     _read("/v1/models/pull/{id}", "Get a download", *_PULL, errors=(401, 404)),
     Operation("post", "/v1/models/pull/{id}/cancel", "Cancel a download", _PULL, errors=(401, 404)),
     _read("/v1/adapters", "List the adapters of all models", "object", "data"),
     Operation("post", "/v1/adapters", "Load an adapter", ("object", "model", "name", "rank"),
-              adapters.AdapterFolder, errors=_CHANGING),
+              admin.AdapterFolder, errors=_CHANGING),
     Operation("delete", "/v1/adapters/{name}", "Remove an adapter; requests that use it finish",
               ("object", "model", "name", "requests"), errors=(401, 404),
               parameters={"model": ("query", _STRING)}),
-    Operation("post", "/v1/load_lora_adapter", "Load an adapter (vLLM's API)", (), adapters.LoraFolder,
+    Operation("post", "/v1/load_lora_adapter", "Load an adapter (vLLM's API)", (), admin.LoraFolder,
               errors=_CHANGING, content="text/plain"),
-    Operation("post", "/v1/unload_lora_adapter", "Remove an adapter (vLLM's API)", (), adapters.LoraName,
+    Operation("post", "/v1/unload_lora_adapter", "Remove an adapter (vLLM's API)", (), admin.LoraName,
               errors=(400, 401, 404, 413), content="text/plain"),
     _read("/v1/status", "Status of the gateway, its workers and their requests, with recent history",
           "object", "time", "gateway", "models", "workers", "requests", "recent",

@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from broker.api.admin import adapter_body as adapters
-from broker.api.admin.model_body import ModelChoice, read_choice
+from broker.api.admin import body as admin
 from broker.api.batches import body as batch_body
 from broker.api.batches.message_body import MessageBatchBody, read_requests
 from broker.api.chat import body as chat_body
@@ -69,10 +68,10 @@ READERS: dict[type, tuple[Callable[[bytes], object], dict[str, Any]]] = {
     ),
     MessageBatchBody: (read_requests, {"requests": [{"custom_id": "a", "params": {}}]}),
     embeddings.Body: (embeddings.read, {"input": "a"}),
-    adapters.AdapterFolder: (adapters.read_folder, {"name": "a", "folder": "/a"}),
-    adapters.LoraFolder: (adapters.read_lora_folder, {"lora_name": "a", "lora_path": "/a"}),
-    adapters.LoraName: (adapters.read_lora_name, {"lora_name": "a"}),
-    ModelChoice: (read_choice, {"model": "a"}),
+    admin.AdapterFolder: (admin.read_folder, {"name": "a", "folder": "/a"}),
+    admin.LoraFolder: (admin.read_lora_folder, {"lora_name": "a", "lora_path": "/a"}),
+    admin.LoraName: (admin.read_lora_name, {"lora_name": "a"}),
+    admin.ModelChoice: (admin.read_choice, {"model": "a"}),
     rerank.Body: (rerank.read, {"query": "a", "documents": ["b"]}),
     tokens.Tokenize: (read_tokenize, {"prompt": "a"}),
     tokens.Detokenize: (tokens.read_detokenize, {"tokens": [1]}),

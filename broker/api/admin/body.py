@@ -1,4 +1,4 @@
-"""Bodies about adapters: our own, and vLLM's /v1/load_lora_adapter and /v1/unload_lora_adapter."""
+"""Bodies about models and adapters: our own, and vLLM's /v1/load_lora_adapter and /v1/unload_lora_adapter."""
 
 from __future__ import annotations
 
@@ -9,6 +9,13 @@ from broker.dialects.body import decode, wrong
 from protocol.adapters import is_adapter_name
 
 FOLDER_CHARACTERS_MAX = 4096
+
+
+class ModelChoice(Struct, kw_only=True):
+    """`model`: name or alias. `stream`: report each change as an event, until the order is carried out."""
+
+    model: str
+    stream: bool | None = None
 
 
 class AdapterFolder(Struct, kw_only=True):
@@ -35,9 +42,15 @@ class LoraName(Struct, kw_only=True):
     base_model_name: str | None = None
 
 
+_choice_decoder = msgspec.json.Decoder(ModelChoice)
 _folder_decoder = msgspec.json.Decoder(AdapterFolder)
 _lora_decoder = msgspec.json.Decoder(LoraFolder)
 _name_decoder = msgspec.json.Decoder(LoraName)
+
+
+def read_choice(raw: bytes) -> ModelChoice:
+    """Decode a body of /v1/models/load and its like. Raises `RequestError` naming the parameter at fault."""
+    return decode(_choice_decoder, raw)
 
 
 def read_folder(raw: bytes) -> AdapterFolder:
