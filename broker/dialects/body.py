@@ -111,7 +111,7 @@ def _invalid(text: str, within: str = "") -> RequestError:
         path = path.removesuffix(_ENTRY)
         return RequestError(Code.INVALID_REQUEST, f"{of}'{path}' {_worded(limit)}.", param=path or None)
     if missing := _MISSING.search(reason):
-        path = _path(path, missing["name"])
+        return wrong(_path(path, missing["name"]), "is required")
     where = f"'{path}': " if path else ""
     return RequestError(Code.INVALID_REQUEST, f"{where}{reason}.", param=path or None)
 

@@ -250,7 +250,7 @@ def test_null_is_absent_at_every_depth(read: Any, body: dict[str, Any], param: s
     if not param:
         read(raw)
         return
-    with pytest.raises(RequestError, match=r"missing required field|got `null`") as refused:
+    with pytest.raises(RequestError, match=r"is required|got `null`") as refused:
         read(raw)
     assert refused.value.param == param
 
