@@ -10,6 +10,8 @@ from broker.api.admin import body as admin
 from broker.api.batches import body as batch_body
 from broker.api.batches.body import EXPIRES_S_MAX, EXPIRES_S_MIN
 from broker.api.batches.message_body import MessageBatchBody
+from broker.api.batches.message_objects import PAGING
+from broker.api.batches.objects import BATCHES, FILES
 from broker.api.chat import body as chat_body
 from broker.api.completions import completions
 from broker.api.embeddings import embeddings, rerank
@@ -92,7 +94,7 @@ _MESSAGE_BATCH = ("id", "type", "processing_status", "request_counts", "created_
 _STORED = (400, 401, 404, 408, 413, 415, 507)
 _MANY: Mapping[str, tuple[Place, dict[str, Any]]] = {
     "after": ("query", _STRING),
-    "limit": ("query", _integer(1, 100)),
+    "limit": ("query", _integer(1, BATCHES.limit_max)),
 }
 _FORM = {
     "type": "object",
@@ -110,7 +112,7 @@ _BATCHES = (
               form=_FORM),
     _read("/v1/files", "List the files of batches", "object", "data", "has_more", errors=(400, 401, 404, 507),
           parameters={**_MANY,
-              "limit": ("query", _integer(1, 10_000)),
+              "limit": ("query", _integer(1, FILES.limit_max)),
               "order": ("query", {"enum": ["asc", "desc"]}),
               "purpose": ("query", _STRING),
           }),
@@ -138,7 +140,7 @@ _MESSAGE_BATCHES = (
           **_OF_MESSAGES | {"parameters": {**_VERSION,
               "after_id": ("query", _STRING),
               "before_id": ("query", _STRING),
-              "limit": ("query", _integer(1, 1000)),
+              "limit": ("query", _integer(1, PAGING.limit_max)),
           }}),
     _read("/v1/messages/batches/{id}", "Get a batch of messages", *_MESSAGE_BATCH, **_OF_MESSAGES),
     Operation("delete", "/v1/messages/batches/{id}", "Delete a batch of messages that has ended",
