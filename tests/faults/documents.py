@@ -77,7 +77,7 @@ def anthropics_bodies() -> list[tuple[str, dict[str, Any]]]:
             {"role": "user", "content": [result | {"is_error": True}]},
             {"role": "system", "content": "Be kind."},
         ],
-        "tools": [tool, {"type": "bash_20250124"}],
+        "tools": [tool, {"type": "bash_20250124", "name": "bash"}],
         "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
         "thinking": {"type": "enabled", "budget_tokens": 1024},
         "output_config": {"effort": "low"},

@@ -159,8 +159,9 @@ def test_every_body_of_the_table_can_be_read() -> None:
 
 
 @pytest.mark.parametrize(("path", "body"), [*VALID, (CHAT, CODEX), (MESSAGES, CLAUDE_CODE)])
-def test_valid_examples_match_the_schema(path: str, body: dict[str, Any]) -> None:
+def test_valid_examples_are_taken_and_match_the_schema(path: str, body: dict[str, Any]) -> None:
     assert is_valid(path, body)
+    assert is_taken(KINDS[path.partition("?")[0]], body)
 
 
 @given(number=st.integers(0, 10**6))
