@@ -27,7 +27,6 @@ from broker.dispatch.routing import Routing
 from broker.middleware.auth import ApiKeys
 from broker.middleware.limits import KeyConcurrency
 from broker.middleware.media_memory import MediaMemory
-from broker.requests.batch_lines import places
 from broker.server.listeners import ListenError, check_exposure, open_listeners, url
 from broker.server.server import Server, server_config
 from broker.state import Fetch, GatewayState, journal_at
@@ -98,7 +97,7 @@ def build(
         media=MediaMemory(configured.media_memory),
         fetch=fetch,
         inspection=Inspection() if configured.inspect else None,
-        batches=_batches(configured, dispatcher),
+        batches=_batches(configured),
         journal=journal_at(_journal_path(configured), configured),
     )
     app = create_app(gateway, link, foreman, _caffeine(configured.keep_awake))
@@ -121,7 +120,7 @@ def _journal_path(settings: GatewaySettings) -> Path | None:
     return folder / JOURNAL_NAME
 
 
-def _batches(settings: GatewaySettings, dispatcher: Dispatcher) -> BatchRunner | None:
+def _batches(settings: GatewaySettings) -> BatchRunner | None:
     """Return the runner of batches; None if they are disabled."""
     if not settings.batch_storage:
         return None
@@ -132,7 +131,6 @@ def _batches(settings: GatewaySettings, dispatcher: Dispatcher) -> BatchRunner |
         return None
     return BatchRunner(
         StoreThread(BatchStore(folder, settings.batch_storage)),
-        lambda: places(dispatcher),
         time.time,
         line_bytes_max=settings.body_bytes_max,
         retention_s=settings.batch_days * DAY_S,

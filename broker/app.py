@@ -161,10 +161,11 @@ def _routes(
         gateway.journal.start(partial(_wake_readers, asyncio.get_running_loop(), gateway))
         sweeper = asyncio.create_task(_sweep(gateway, inhibitor, watchdog))
         if gateway.batches is not None:
-            gateway.batches.start(batch_lines.sender(gateway, app.state.lines_app))
+            gateway.batches.start(batch_lines.sender(gateway, app.state.lines_app), gateway.deferred)
         try:
             yield
         finally:
+            gateway.dispatcher.stop()
             if gateway.batches is not None:
                 await gateway.batches.close()
             watchdog.close()
@@ -207,7 +208,7 @@ async def _sweep(gateway: GatewayState, inhibitor: SleepInhibitor | None, watchd
         try:
             dispatcher.sweep()
             gateway.answers.sweep()
-            gateway.background.pump()
+            gateway.deferred.sweep()
             if inhibitor is not None:
                 inhibitor.keep(wakefulness.is_wanted(len(dispatcher.flights) > 0, time.monotonic()))
         except Exception:  # every timeout of the gateway depends on the next sweep

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,11 +15,11 @@ from starlette.requests import Request
 
 from broker.answers.answer import Scheduler
 from broker.answers.answers import DurableAnswers
-from broker.answers.background import BackgroundQueue, has_free_row
 from broker.api.batches.runner import BatchRunner
 from broker.api.responses import store
 from broker.api.responses.answer import ResponseBuilder
 from broker.api.responses.store import ResponseStore
+from broker.dispatch.deferred import DeferredQueue, free_rows
 from broker.dispatch.dispatcher import Dispatcher
 from broker.dispatch.inspection import Inspection
 from broker.dispatch.traffic import HttpCounters
@@ -63,8 +64,8 @@ class GatewayState:
     """Answers that outlive the connections of their clients."""
     responses: ResponseStore = field(init=False)
     """Stored responses and conversations, in the journal."""
-    background: BackgroundQueue = field(init=False)
-    """Responses in the background that wait for a free row."""
+    deferred: DeferredQueue = field(init=False)
+    """What waits for a free row: responses in the background and lines of batches."""
     offload: BodyOffload = field(default_factory=BodyOffload)
     """Threads for large bodies."""
     http_counters: HttpCounters = field(default_factory=HttpCounters)
@@ -94,7 +95,13 @@ class GatewayState:
             return asyncio.to_thread(self.journal.read, name)
 
         self.responses = ResponseStore(self.journal, read, keeps=self.settings.responses_max > 0)
-        self.background = BackgroundQueue(partial(has_free_row, self.dispatcher), time.monotonic)
+        self.deferred = deferred = DeferredQueue(partial(free_rows, self.dispatcher), time.monotonic)
+
+        def on_closed() -> None:
+            with suppress(RuntimeError):  # the garbage collector closes flights whose loop has ended
+                asyncio.get_running_loop().call_soon(deferred.freed)
+
+        self.dispatcher.on_closed = on_closed
 
     def prefix_namespace(self, context: RequestContext) -> str:
         """Return the namespace of a request's prefixes: its owner's, or empty if all share theirs."""

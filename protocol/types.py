@@ -26,6 +26,8 @@ Wired = Literal["weights", "none", "all"]
 """What macOS may not page out: the weights, nothing, or as much as the GPU may use."""
 Bytes = bytes
 """Alias of `bytes` for classes with a field named `bytes`."""
+BACKGROUND_PRIORITY = 2**20
+"""What a response in the background adds to its priority: the smallest is served first."""
 BATCH_PRIORITY = 2**31
 """Priority of a batch's requests. Clients cannot set it: these rows are preempted first."""
 

@@ -24,7 +24,6 @@ class OpenFlights:
         on_end: Callable[[Flight, int], None],
         opening: OpeningHeaders = lambda flights: ((), True),
         choices: Sequence[int] | None = None,
-        on_closed: Callable[[], None] = lambda: None,
     ) -> None:
         """Enter the context of the flights. Raises `RequestError`.
 
@@ -35,7 +34,6 @@ class OpenFlights:
         self._on_end = on_end
         self._stack = ExitStack()
         self._flights = self._stack.enter_context(context)
-        self._on_closed = on_closed
         numbers = range(len(self._flights)) if choices is None else choices
         self.numbered = list(zip(numbers, self._flights, strict=True))
         """Each flight with the number of its choice."""
@@ -63,7 +61,6 @@ class OpenFlights:
         for flight in self._flights:
             self._on_end(flight, _status_of(flight) if status is None else status)
         self._stack.close()
-        self._on_closed()
 
 
 def _status_of(flight: Flight) -> int:

@@ -136,6 +136,8 @@ class Dispatcher:
         )
         self.on_served: Callable[[str, Ready | None], None] = lambda model, ready: None
         """Called with a model that a worker serves from now on, or (None) none any more."""
+        self.on_closed: Callable[[], None] = lambda: None
+        """Called when flights are closed: a row may be free."""
         self.stopping = False
         """Whether the gateway drains: it begins nothing by itself, and answers what clients still ask."""
         self._is_drained = False
@@ -270,6 +272,7 @@ class Dispatcher:
         self.adapters.sweep()
         self.failover.place()
         self.catalogue.update()
+        self.on_closed()
 
     def _has_room(self, worker: Worker, requests: Sequence[Request]) -> bool:
         ready = worker.ready

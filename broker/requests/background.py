@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from broker.answers.answer import Answer, AnswerObserver
-from broker.answers.background import PRIORITY
 from broker.api.rendering import ResponseRendering
 from broker.api.responses.answer import ResponseBuilder
 from broker.api.responses.store import StoredItems
 from broker.dialects.body import encode, refuse
 from broker.dialects.parameters import PRIORITY_RANGE
 from broker.dialects.renderers import Renderer
+from broker.dispatch.deferred import WorkSource
 from broker.dispatch.fleet import Target
 from broker.middleware.context import context_of
 from broker.requests import durable
@@ -25,6 +27,12 @@ from broker.requests.generation import configured, open_flights
 from broker.state import GatewayState, gateway_of
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
+from protocol.types import BACKGROUND_PRIORITY
+
+log = logging.getLogger(__name__)
+
+BACKGROUND_MAX, WAIT_S_MAX = 16_384, 86_400.0
+"""Maximum number of responses that wait, and the longest wait in seconds."""
 
 Name = tuple[str, str]
 """Owner and id of a response."""
@@ -42,8 +50,10 @@ def begin(
 ) -> ASGIApp:
     """Queue a response and return it, or its events if it is streamed. Raises `RequestError`."""
     gateway, context = gateway_of(asked), context_of(asked)
-    gateway.background.check_room()
-    low = min(message.priority + PRIORITY, PRIORITY_RANGE[1])
+    if gateway.deferred.responses >= BACKGROUND_MAX:
+        refusal = f"{BACKGROUND_MAX} responses are queued in the background already."
+        raise RequestError(Code.TEXT_GENERATION_BUSY, refusal, retry_after_s=60.0)
+    low = min(message.priority + BACKGROUND_PRIORITY, PRIORITY_RANGE[1])
     requests = configured(gateway, context, target, [replace(message, priority=low)])
     claimed: Answer | None = getattr(asked.state, "answer", None)
     answer = gateway.answers.new(context.owner) if claimed is None else claimed
@@ -54,13 +64,49 @@ def begin(
     answer.begin(renderer)
 
     def start() -> None:
-        pump = gateway.background.pump
-        open_flights(asked, target, requests, frames, answer, renderer, on_closed=pump)
+        open_flights(asked, target, requests, frames, answer, renderer)
         if recorder is not None:
             recorder.opened()
 
-    gateway.background.add(answer, target.model, start)
+    defer(gateway, answer, target.model, start)
     return AnswerResponse(answer, gateway.settings.keepalive_s)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiting:
+    answer: Answer
+    start: Callable[[], None]
+    since: float
+
+    def begin(self) -> bool:
+        """Start it unless it is over. Raises `RequestError` if it has to wait on."""
+        try:
+            if not self.answer.over:
+                self.start()
+        except RequestError as error:
+            if error.kind.retryable:
+                raise
+            self._fail(error)
+        return True
+
+    def is_over(self, now: float) -> bool:
+        """Return whether it was cancelled, or fails now because it waited for too long."""
+        if not self.answer.over and now - self.since > WAIT_S_MAX:
+            self._fail(RequestError(Code.WORKER_UNAVAILABLE, "No row was free for a day."))
+        return self.answer.over
+
+    def _fail(self, error: RequestError) -> None:
+        log.info("the queued response %s fails: %s", self.answer.name, error.message)
+        self.answer.refuse(error)
+
+
+def defer(gateway: GatewayState, answer: Answer, model: str, start: Callable[[], None]) -> None:
+    """Let a response wait for a free row. `start` opens its flights, or raises `RequestError`."""
+    queue, name = gateway.deferred, (model, answer.owner)
+    if name not in queue.sources:
+        queue.sources[name] = WorkSource(_Waiting.begin, lambda each: each.since, model, _Waiting.is_over)
+    queue.sources[name].waiting.append(_Waiting(answer, start, queue.clock()))
+    queue.pump()
 
 
 def introduce(

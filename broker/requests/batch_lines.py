@@ -14,22 +14,11 @@ from broker.api.batches.records import BatchRecord
 from broker.api.batches.runner import Send
 from broker.dialects import anthropic, openai
 from broker.dialects.body import encode
-from broker.dispatch.dispatcher import Dispatcher
 from broker.middleware.context import CONTEXT, RequestContext, new_request_id
 from broker.state import GatewayState
 from protocol.errors import Code, RequestError
 
 _HEADERS = [(b"content-type", b"application/json"), (b"host", b"localhost")]
-SPARE_SHARE = 0.5
-"""Lines in flight beyond the rows of the workers, so that the next ones are prepared when a row is free."""
-
-
-def places(dispatcher: Dispatcher) -> int:
-    """Return how many lines may be in flight: enough to fill the workers."""
-    if dispatcher.stopping:
-        return 0
-    rows = sum(worker.ready.running_max for worker in dispatcher.fleet if worker.serves and worker.ready)
-    return max(1, rows + int(rows * SPARE_SHARE))
 
 
 def sender(gateway: GatewayState, app: ASGIApp) -> Send:

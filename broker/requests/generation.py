@@ -153,7 +153,6 @@ def open_flights(
     renderer: Renderer,
     *,
     prompts: int = 1,
-    on_closed: Callable[[], None] = lambda: None,
 ) -> None:
     """Submit a client's requests, and let the answer read their flights. Raises `RequestError`."""
     gateway, context = gateway_of(request), context_of(request)
@@ -167,4 +166,4 @@ def open_flights(
         flights = gateway.inspection.keeping(request.url.path, body, flights)
     on_end = partial(access_log.log_end, context.id, context.key.name if context.key else "")
     opening = partial(opening_headers, prompts)
-    answer.open(OpenFlights(flights, opening=opening, on_end=on_end, on_closed=on_closed), renderer)
+    answer.open(OpenFlights(flights, opening=opening, on_end=on_end), renderer)

@@ -119,7 +119,6 @@ def _restore(gateway: GatewayState, blob: Blob, entry: Entry, shared: Shared) ->
             opening=partial(opening_headers, told.prompts),
             on_end=partial(access_log.log_end, "", told.checkpoints[0].key),
             choices=unfinished,
-            on_closed=gateway.background.pump,
         )
         answer.open(flights, renderer)
         recorder.opened()
@@ -132,7 +131,7 @@ def _restore(gateway: GatewayState, blob: Blob, entry: Entry, shared: Shared) ->
             if not error.kind.retryable:
                 gateway.answers.drop(answer)
                 raise
-    gateway.background.add(answer, model, start)  # so many were restored that it has to wait
+    background.defer(gateway, answer, model, start)  # so many were restored that it has to wait
     return True
 
 

@@ -7,7 +7,6 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,7 +19,6 @@ from broker.dispatch.inspection import Inspection
 from broker.middleware.auth import ApiKeys
 from broker.middleware.limits import KeyConcurrency
 from broker.middleware.media_memory import MediaMemory
-from broker.requests import batch_lines
 from broker.requests.recovery import recover
 from broker.state import Fetch, GatewayState, journal_at
 from broker.transport.router import RouterLink
@@ -97,10 +95,7 @@ class House:
         if settings.batch_dir is None:
             return None
         thread = StoreThread(BatchStore(settings.batch_dir, settings.batch_storage))
-        places = partial(batch_lines.places, self.line.dispatcher)
-        return BatchRunner(
-            thread, places, time.time, line_bytes_max=settings.body_bytes_max, retention_s=86400
-        )
+        return BatchRunner(thread, time.time, line_bytes_max=settings.body_bytes_max, retention_s=86400)
 
     def recover(self) -> None:
         """Read and start the journal, as the lifespan does. Call this on the event loop."""

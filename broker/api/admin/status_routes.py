@@ -76,7 +76,7 @@ def durable_status(gateway: GatewayState) -> dict[str, Any]:
     return {
         "answers": len(answers),
         "running": answers.running,
-        "queued": len(gateway.background),
+        "queued": gateway.deferred.responses,
         "bytes": answers.nbytes,
         "counts": dict(answers.counts),
         "journal": asdict(journal.status()) if journal.is_durable else None,

@@ -53,18 +53,8 @@ def file_object(file: FileRecord) -> dict[str, Any]:
 
 def batch_object(batch: BatchRecord) -> dict[str, Any]:
     """Return a batch's object."""
-    times = {
-        f"{name}_at": batch.entered.get(name)
-        for name in (
-            "in_progress",
-            "finalizing",
-            "completed",
-            "failed",
-            "expired",
-            "cancelling",
-            "cancelled",
-        )
-    }
+    statuses = "in_progress finalizing completed failed expired cancelling cancelled"
+    times = {f"{status}_at": batch.entered.get(status) for status in statuses.split()}
     faults = [
         {"code": fault.code, "message": fault.message, "param": fault.param, "line": fault.line}
         for fault in batch.faults

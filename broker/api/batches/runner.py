@@ -1,9 +1,9 @@
 """Runner of batches: validates them, sends their lines, stores the answers, and writes the result files.
 
 On the event loop; everything that touches a disk runs on the store's thread. The oldest batch goes first, and
-the next ones use the places that it leaves. Invariants:
+the next ones use the rows that it leaves. Invariants:
 
-* at most `places()` lines are in flight, and their bodies have at most `BODIES_BYTES_MAX` bytes;
+* `DeferredQueue` permits each line in flight, and their bodies have at most `BODIES_BYTES_MAX` bytes;
 * a line counts as done when its result is on the disk, and a line that is done is never sent again;
 * an answer that asks for a retry is no result: the batch waits a moment, and sends the line again;
 * if results cannot be stored, no further line is sent until they are.
@@ -13,19 +13,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
 from broker.api.batches import processing, records
 from broker.api.batches.lines import Line, LineAnswer, answered, usage_of, with_seed
-from broker.api.batches.overview import overview
 from broker.api.batches.processing import LineIndex
 from broker.api.batches.records import BatchRecord, Ending, LineFault, LineResult
 from broker.api.batches.store import BatchStore, StorageError
+from broker.dispatch.deferred import RETRY_S, DeferredQueue, WorkSource
 
 log = logging.getLogger(__name__)
 
@@ -36,12 +37,13 @@ Send = Callable[[BatchRecord, Line], Awaitable[LineAnswer]]
 
 BODIES_BYTES_MAX = 64 * 2**20
 RETRIED = frozenset((429, 503))
-RETRY_S, RETRY_S_MAX = 1.0, 30.0
 TICK_S = 1.0
 """Interval of checks for windows that end, and for a folder that another process uses."""
 SWEEP_S = 600.0
 """Interval at which old files and batches are deleted."""
 CLOSE_S_MAX = 10.0
+SHOWN_MAX = 16
+"""Maximum number of unfinished batches that the status lists, the oldest first."""
 
 
 class ClosedError(StorageError):
@@ -71,29 +73,21 @@ class StoreThread:
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """A batch whose lines run. `bytes`: of the bodies in flight; `found`: results that are not stored yet."""
+    """A batch whose lines run. `found`: results that are not stored yet."""
 
     id: str
     index: LineIndex
-    todo: deque[int]
+    source: WorkSource
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     found: list[LineResult] = field(default_factory=list)
-    bytes: int = 0
-    retry_s: float = RETRY_S
-    waits_until: float = 0.0
-
-    @property
-    def is_done(self) -> bool:
-        return not (self.todo or self.tasks or self.found)
 
 
 class BatchRunner:
-    """The runner of one gateway. `places`: lines that may be in flight now. `clock`: Unix time in seconds."""
+    """The runner of one gateway. `clock`: Unix time in seconds."""
 
     def __init__(
         self,
         thread: StoreThread,
-        places: Callable[[], int],
         clock: Callable[[], float],
         *,
         line_bytes_max: int,
@@ -103,38 +97,60 @@ class BatchRunner:
         self.problem = ""
         """Why batches do not go on: the folder cannot be used; empty if it can."""
         self._store = thread.store
-        self._send: Send | None = None
-        self._places = places
+        self._send: Send
+        self._queue: DeferredQueue
         self._clock = clock
         self._line_bytes_max = line_bytes_max
         self._retention_s = retention_s
         self._runs: dict[str, _Run] = {}
+        self._bytes_in_flight = 0
         self._event = asyncio.Event()
         self._swept_at = 0.0
         self._task: asyncio.Task[None] | None = None
 
-    def start(self, send: Send) -> None:
+    def start(self, send: Send, queue: DeferredQueue) -> None:
         """Start to run batches, those of an earlier process included."""
-        self._send = send
+        self._send, self._queue = send, queue
         self._task = asyncio.create_task(self._main(), name="batches")
 
     def wake(self) -> None:
         """Signal that a batch is new or has changed."""
         self._event.set()
 
-    @property
-    def in_flight(self) -> int:
-        return sum(len(run.tasks) for run in self._runs.values())
-
     def overview(self) -> dict[str, Any]:
-        """Return the part of the status document."""
-        return overview(
-            list(self._store.batches.values()),
-            in_flight=self.in_flight,
-            used=self._store.used,
-            bytes_max=self._store.bytes_max,
-            problem=self.problem,
-        )
+        """Return the part of the status document: numbers, progress, and what batches wait for."""
+        unfinished = self._unfinished()
+        return {
+            "statuses": dict(Counter(batch.status for batch in list(self._store.batches.values()))),
+            "requests": {
+                "total": sum(batch.counts.total for batch in unfinished),
+                "succeeded": sum(batch.counts.succeeded for batch in unfinished),
+                "errored": sum(batch.counts.errored for batch in unfinished),
+                "in_flight": sum(run.source.in_flight for run in self._runs.values()),
+            },
+            "bytes": self._store.used,
+            "bytes_max": self._store.bytes_max,
+            "problem": self.problem,
+            "unfinished": [
+                {
+                    "id": batch.id,
+                    "status": batch.status,
+                    "endpoint": batch.endpoint,
+                    "model": batch.model,
+                    "total": batch.counts.total,
+                    "succeeded": batch.counts.succeeded,
+                    "errored": batch.counts.errored,
+                    "created_at": batch.created_at,
+                    "expires_at": batch.expires_at,
+                }
+                for batch in unfinished[:SHOWN_MAX]
+            ],
+        }
+
+    def _unfinished(self) -> list[BatchRecord]:
+        """Return the batches that are not over, the oldest first."""
+        batches = [batch for batch in list(self._store.batches.values()) if not batch.is_over]
+        return sorted(batches, key=lambda batch: (batch.created_at, batch.id))
 
     async def close(self) -> None:
         """Stop sending lines; answers that have arrived are stored. Lines in flight run again at the next
@@ -160,20 +176,16 @@ class BatchRunner:
             self._event.clear()
             try:
                 await self._turn()
-                self._report("")
             except (StorageError, OSError) as error:
-                self._report(str(error))
+                if str(error) != self.problem:
+                    log.warning("batches wait: %s", error)
+                self.problem = str(error)
                 await asyncio.sleep(TICK_S)
                 continue
-            try:
+            self.problem = ""
+            self._queue.pump()
+            with suppress(TimeoutError):
                 await asyncio.wait_for(self._event.wait(), TICK_S)
-            except TimeoutError:
-                continue
-
-    def _report(self, problem: str) -> None:
-        if problem and problem != self.problem:
-            log.warning("batches wait: %s", problem)
-        self.problem = problem
 
     async def _turn(self) -> None:
         """Do everything that can be done now. Raises `StorageError` or `OSError`."""
@@ -185,10 +197,8 @@ class BatchRunner:
         if now - self._swept_at > SWEEP_S:
             await self.thread.do(self._store.expire, now, self._retention_s)
             self._swept_at = now
-        unfinished = [batch for batch in list(self._store.batches.values()) if not batch.is_over]
-        for batch in sorted(unfinished, key=lambda batch: (batch.created_at, batch.id)):
+        for batch in self._unfinished():
             await self._advance(batch.id)
-        self._fill()
 
     async def _advance(self, id: str) -> None:
         batch = self._store.batches.get(id)
@@ -202,8 +212,10 @@ class BatchRunner:
         if batch.status in ("in_progress", "validating"):
             if self._clock() >= batch.expires_at:
                 await self._stop(run, "expired")
-            elif run.is_done:
+            elif not (run.source.waiting or run.source.in_flight):
                 await self._stop(run, "completed")
+            else:
+                self._queue.sources[id] = run.source
         elif batch.status == "cancelling":
             await self._stop(run, "cancelled")
         else:
@@ -222,12 +234,14 @@ class BatchRunner:
         if prepared is None:
             return None
         index, unanswered = prepared
-        run = self._runs[batch.id] = _Run(batch.id, index, deque(unanswered))
+        source = WorkSource(lambda number: self._begin(run, number), lambda number: batch.created_at)
+        source.waiting.extend(unanswered)
+        run = self._runs[batch.id] = _Run(batch.id, index, source)
         return run
 
     async def _stop(self, run: _Run, ending: Ending) -> None:
         """Cancel the lines of a batch that are in flight, and end it with what it has."""
-        run.todo.clear()
+        self._queue.sources.pop(run.id, None)
         for task in run.tasks:
             task.cancel()
         if run.tasks:
@@ -242,8 +256,8 @@ class BatchRunner:
         )
         del self._runs[run.id]
         batch = self._store.batches[run.id]
-        counts = batch.counts
-        log.info("%s %s: %d of %d lines answered", run.id, batch.status, counts.done, counts.total)
+        done, total = batch.counts.done, batch.counts.total
+        log.info("%s %s: %d of %d lines answered", run.id, batch.status, done, total)
 
     def _change(self, id: str, change: Callable[..., BatchRecord]) -> None:
         self._store.put(change(self._store.batches[id], now=self._clock()))
@@ -252,31 +266,28 @@ class BatchRunner:
         if found := list(run.found):
             await self.thread.do(self._store.append, run.id, found)
             del run.found[: len(found)]
+            run.source.in_flight -= len(found)
 
     # --- lines ---
 
-    def _fill(self) -> None:
-        """Send lines while there are places for them."""
-        now, places = self._clock(), self._places()
-        nbytes = sum(run.bytes for run in self._runs.values())
-        for run in self._runs.values():
-            while run.todo and now >= run.waits_until:
-                size = run.index.sizes[run.todo[0] - 1]
-                if self.in_flight >= places or (nbytes and nbytes + size > BODIES_BYTES_MAX):
-                    return
-                nbytes += size
-                self._begin(run, run.todo.popleft(), size)
-
-    def _begin(self, run: _Run, number: int, size: int) -> None:
+    def _begin(self, run: _Run, number: int) -> bool:
+        """Send a line, if results can be stored and there is memory for its body."""
+        size = run.index.sizes[number - 1]
+        if self.problem or (self._bytes_in_flight and self._bytes_in_flight + size > BODIES_BYTES_MAX):
+            return False
+        self._bytes_in_flight += size
+        run.source.in_flight += 1
         task = asyncio.create_task(self._answer(run, number), name=f"{run.id} line {number}")
         run.tasks.add(task)
-        run.bytes += size
         task.add_done_callback(partial(self._ended, run, number, size))
+        return True
 
     def _ended(self, run: _Run, number: int, size: int, task: asyncio.Task[None]) -> None:
         run.tasks.discard(task)
-        run.bytes -= size
-        if not task.cancelled() and (error := task.exception()) is not None:
+        self._bytes_in_flight -= size
+        if task.cancelled():
+            run.source.in_flight -= 1
+        elif (error := task.exception()) is not None:
             log.error("%s line %d could not be sent", run.id, number, exc_info=error)
             self._retry(run, number)
         self._event.set()
@@ -285,19 +296,16 @@ class BatchRunner:
         batch = self._store.batches[run.id]
         line = await self.thread.do(processing.read, self._store, batch, run.index, number)
         body = with_seed(line.body, batch.seed_of(number), batch.endpoint)
-        assert self._send is not None
         answer = await self._send(batch, Line(number, line.custom_id, body))
         if answer.status in RETRIED:
             self._retry(run, number)
             return
-        run.retry_s = RETRY_S
+        run.source.retry_s = RETRY_S
         document = answered(batch, line, answer)
         run.found.append(LineResult(number, answer.is_success, usage_of(answer), document))
 
     def _retry(self, run: _Run, number: int) -> None:
-        """Send a line again after a while, which doubles each time."""
-        run.todo.appendleft(number)
-        now = self._clock()
-        if now >= run.waits_until:
-            run.waits_until = now + run.retry_s
-            run.retry_s = min(RETRY_S_MAX, 2 * run.retry_s)
+        """Send a line again after a while."""
+        run.source.in_flight -= 1
+        run.source.waiting.appendleft(number)
+        self._queue.refuse(run.source)

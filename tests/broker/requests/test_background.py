@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from broker.answers import background
+from broker.requests import background
+from protocol.types import BACKGROUND_PRIORITY
 from tests.broker.application import RESPONSES, House, house_with_worker
 from tests.broker.asgi import Exchange, until
 from tests.factories import events, finished
@@ -34,7 +35,7 @@ async def test_a_response_is_queued_then_in_progress_then_completed(house: House
     assert (document["status"], document["background"], document["output"]) == ("queued", True, [])
     id = await house.arrived()
     assert id == document["id"]
-    assert house.requests()[0].priority == background.PRIORITY
+    assert house.requests()[0].priority == BACKGROUND_PRIORITY
     house.begin(id, "all ")
     await until(lambda: house.gateway.answering["", id].so_far()["status"] == "in_progress")
     assert (await got(house, id))["status"] == "in_progress"
@@ -104,11 +105,11 @@ async def test_a_full_server_queues_them_behind_what_is_interactive(house: House
     assert (await house.chat().end()).status == 503
     one, two = [(await begun(house, input=text))["id"] for text in ("1", "2")]
     assert len(house.requests()) == 2
-    assert len(house.gateway.background) == 2
+    assert house.gateway.deferred.responses == 2
     for request in house.requests():
         house.begin(request.id, "x")
         house.line.say("w", finished("w", request.id, 1))
-    await until(lambda: house.gateway.background.pump() or len(house.requests()) == 3)
+    await until(lambda: house.gateway.deferred.sweep() or len(house.requests()) == 3)
     assert house.requests()[-1].id == one
     house.begin(one, "x")
     house.line.say("w", finished("w", one, 1))
@@ -133,8 +134,8 @@ async def test_cancelling_is_idempotent(house: House) -> None:
         assert (await got(house, id))["status"] == "cancelled"
     await until(lambda: not house.gateway.answering)
     assert house.cancels()[0] == running
-    house.gateway.background.pump()
-    assert len(house.gateway.background) == 0
+    house.gateway.deferred.sweep()
+    assert house.gateway.deferred.responses == 0
     assert len(house.line.dispatcher.flights) == 0
 
 

@@ -120,7 +120,7 @@ def test_what_was_queued_in_the_background_is_queued_again_in_its_order(tmp_path
 
     async def second(house: House) -> None:
         assert {(await house.get(f"{RESPONSES}/{id}").end()).json["status"] for id in ids} == {"queued"}
-        await until(lambda: house.gateway.background.pump() or len(house.requests()) == 3)
+        await until(lambda: house.gateway.deferred.sweep() or len(house.requests()) == 3)
         assert [request.id.partition("~")[0] for request in house.requests()] == ids
 
     lives(tmp_path, first, second)
@@ -230,10 +230,10 @@ def test_answers_beyond_what_can_be_restored_at_once_wait(
 
     async def second(house: House) -> None:
         assert len(house.line.dispatcher.flights) == 1
-        assert len(house.gateway.background) == 1
+        assert house.gateway.deferred.responses == 1
         await house.arrived()
         house.line.say("w", finished("w", house.requests()[0].id, 1))
-        await until(lambda: house.gateway.background.pump() or not len(house.gateway.background))
+        await until(lambda: not house.gateway.deferred.responses)
         assert len(house.line.dispatcher.flights) == 1
 
     lives(tmp_path, first)
