@@ -26,7 +26,7 @@ class World:
 
     def __init__(self) -> None:
         self.now, self.added, self.done = 0.0, 0, 0
-        self.interactive = Counter[str]()
+        self.interactive = Counter(ROWS)
         self.waiting, self.running, self.cancelled = set[Work](), list[Work](), set[Work]()
         self.queue = DeferredQueue(self.free, lambda: self.now)
 
@@ -129,6 +129,25 @@ def test_all_work_begins_once_in_order_in_free_rows_alone(steps: list[tuple[str,
     assert world.queue.responses == world.queue.lines == 0
 
 
+def test_the_delay_of_a_retry_doubles_up_to_its_bound_and_ends_with_a_request() -> None:
+    world = World()
+    world.add("a", "free", 0)
+    [source] = world.queue.sources.values()
+    delays = []
+    for _ in range(7):
+        world.queue.refuse(source)
+        world.queue.refuse(source)
+        delays.append(source.retry_at - world.now)
+        world.now = source.retry_at
+    assert delays == [1, 2, 4, 8, 16, RETRY_S_MAX, RETRY_S_MAX]
+    world.queue.refuse(source)
+    world.interactive.clear()
+    world.queue.pump()
+    assert not world.running
+    world.queue.freed()
+    assert world.running
+
+
 def test_a_row_is_free_if_no_interactive_request_has_it_or_waits_for_one() -> None:
     line = Line()
     assert free_rows(line.dispatcher, None) == 1, "a line finds out which model there is"
@@ -139,6 +158,8 @@ def test_a_row_is_free_if_no_interactive_request_has_it_or_waits_for_one() -> No
     line.submit(request("chat"))
     assert [free_rows(line.dispatcher, model) for model in ("m", None)] == [1, 4]
     line.dispatcher.lost("w")
+    line.unreachable.add("u")
+    line.serving("u", rows=2)
     assert [free_rows(line.dispatcher, model) for model in ("m", None)] == [0, 3]
     states = [ModelState(name="idle", stage="parked")]
     line.dispatcher.catalogue.on_model_states(ModelStates(models=states, on_demand=True))

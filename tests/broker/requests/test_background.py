@@ -147,3 +147,12 @@ async def test_a_response_can_be_deleted_while_it_runs(house: House) -> None:
     for path in (f"{RESPONSES}/{id}", f"{RESPONSES}/{id}?stream=true"):
         assert (await house.get(path).end()).status == 404
     assert house.cancels() == [id]
+
+
+async def test_one_that_waits_for_too_long_fails(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, queued = [(await begun(house))["id"] for _ in range(2)]
+    monkeypatch.setattr(background, "WAIT_S_MAX", -1.0)
+    house.gateway.deferred.sweep()
+    failed = await got(house, queued)
+    assert (failed["status"], failed["error"]["message"]) == ("failed", "No row was free for a day.")
+    assert house.gateway.deferred.responses == 0
