@@ -392,11 +392,14 @@ class Scheduler:
             return False
         first, match = next(iter(heads.items()))
         begin, decoding = begin_of(first, match), self.decoding
-        if all(row.is_batch for row in decoding) != first.is_batch:
-            return not first.is_batch
+        streams = [row for row in decoding if not row.is_batch]
+        if not streams and not first.is_batch:
+            return True
+        if streams and first.is_batch:
+            return False
         next_s = self._pace.seconds([PrefillCall(len(first.tokens) - begin, begin)])
         came_with = {row.burst for row in heads}
-        return next_s <= BURST_PROMPT_S_MAX and all(row.burst in came_with for row in decoding)
+        return next_s <= BURST_PROMPT_S_MAX and all(row.burst in came_with for row in streams or decoding)
 
     def _admit(self, rows: Sequence[Row], phase: Phase) -> None:
         for row in rows:

@@ -168,6 +168,18 @@ def test_lines_of_batches_wait_for_interactive_prompts() -> None:
     assert len(burst.gaps.get("line", [])) <= 1
 
 
+def test_lines_of_batches_do_not_keep_interactive_requests_from_starting_together() -> None:
+    burst = Burst()
+    burst.come("line", priority=BATCH_PRIORITY)
+    burst.until_started("line")
+    burst.now += 2 * BURST_S
+    burst.step()
+    burst.come(*"abcd")
+    burst.gaps.clear()
+    burst.until_started(*"abcd")
+    assert len(burst.gaps["a"]) <= 3
+
+
 def test_streams_of_a_lost_worker_come_together() -> None:
     burst = Burst()
     burst.come(*"abcd", resume=(7, 8))
