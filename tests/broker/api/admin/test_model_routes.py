@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from broker.api.admin.model_routes import CHOICE_BYTES_MAX
 from protocol.messages import Loading
 from protocol.supervisor_messages import ModelState, ModelStates
-from protocol.types import KVCacheQuantization
+from protocol.types import Capabilities, KVCacheQuantization
 from tests.broker.application import House
 from tests.broker.dispatcher_line import ready
 
@@ -45,6 +45,17 @@ async def test_quantized_kv_caches_are_told() -> None:
     exact, lossy = (await house.get("/v1/models").end()).json["data"]
     assert "kv_cache" not in exact
     assert lossy["kv_cache"] == {"bits": 8, "group_size": 64}
+
+
+async def test_what_a_model_cannot_do_is_told_with_the_reason() -> None:
+    house = House()
+    house.line.serving("w1", "able")
+    house.line.serving("w2", "blind")
+    lacking = Capabilities(unread=["tool_calls"], image_problem="its weights have no vision tower")
+    house.line.dispatcher.on_message("w2", replace(ready("w2", "blind"), capabilities=lacking))
+    able, blind = (await house.get("/v1/models").end()).json["data"]
+    assert not {"unread", "image_problem"} & able.keys()
+    assert (blind["unread"], blind["image_problem"]) == (["tool_calls"], "its weights have no vision tower")
 
 
 async def test_a_client_of_anthropics_is_shown_models_as_it_knows_them() -> None:
