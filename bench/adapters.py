@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from bench.timing import Work, alternate, compare, median_rate, print_table, timed
-from worker.preload import preload_openblas
+from worker.process.preload import preload_openblas
 
 KEYS = ("self_attn.q_proj", "self_attn.v_proj")
 PROMPT_TOKENS = 32
@@ -34,7 +34,7 @@ def opened(name: str) -> Any:
     from mlx_lm.utils import load_model
 
     from bench.models import bench_folder
-    from worker.engine.engine import BatchEngine
+    from worker.runner.runner import BatchEngine
 
     plain, _, kind = name.partition(":")
     network = load_model(bench_folder(plain))[0]
@@ -47,7 +47,7 @@ def adapted(engine: Any, adapters: int, ranks: list[int], *, every: bool) -> lis
     """Add random adapters to an engine; return their names."""
     import mlx.core as mx
 
-    from worker.engine.adapters import LayerWeights, kind_of
+    from worker.runner.lora import LayerWeights, kind_of
 
     names = [f"adapter{number}" for number in range(adapters)]
     for number, name in enumerate(names):

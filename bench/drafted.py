@@ -24,7 +24,7 @@ from protocol.conversation import pack
 from protocol.messages import Generate
 from protocol.types import Sampling, StructuredOutput
 from worker.contract.engine import EngineRequest, Model, SamplingParams
-from worker.engine.caches.batch import CacheBatch
+from worker.runner.kv.batch import CacheBatch
 
 PROMPT_TOKENS = 126
 ANSWER_TOKENS = 192

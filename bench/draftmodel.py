@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.drafts import compared
 from bench.timing import Work, alternate, compare, median_rate, print_table
-from worker.preload import preload_openblas
+from worker.process.preload import preload_openblas
 
 if TYPE_CHECKING:
     from bench.drafted import Case

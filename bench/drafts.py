@@ -24,7 +24,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from bench.timing import Work, alternate, compare, median_rate, print_table
-from worker.preload import preload_openblas
+from worker.process.preload import preload_openblas
 
 if TYPE_CHECKING:
     from bench.drafted import Case, Drafted

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from bench.timing import compare, median_rate, print_table
-from worker.preload import preload_openblas
+from worker.process.preload import preload_openblas
 
 if TYPE_CHECKING:
     from bench.cases import Line

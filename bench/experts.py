@@ -26,9 +26,9 @@ from bench.timing import Work, alternate, compare, median_rate, print_table, tim
 from protocol.common.expert_plan import plan_all
 from tests.models.mixtures import make_mixture
 from worker.contract.engine import SamplingParams
-from worker.engine.engine import BatchEngine
-from worker.engine.experts import ExpertMemory
-from worker.models.experts import attach
+from worker.load.experts import attach
+from worker.runner.experts import ExpertMemory
+from worker.runner.runner import BatchEngine
 
 PROMPT_TOKENS = 64
 STEPS = 24

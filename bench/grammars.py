@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING
 
 from bench.timing import Measure, Work, alternate, compare, median_rate, print_table
 from deploy.load.samples import percentile
-from worker.preload import preload_openblas
+from worker.process.preload import preload_openblas
 
 if TYPE_CHECKING:
     from bench.schemas import SchemaGrammar
     from worker.contract.engine import SamplingParams
-    from worker.engine.engine import BatchEngine
+    from worker.runner.runner import BatchEngine
 
 PROMPT_TOKENS = 126
 HEAD = 32
@@ -66,7 +66,7 @@ def started(network: object, draws: Sequence[SamplingParams]) -> BatchEngine:
     import mlx.nn as nn
 
     from bench.models import random_tokens
-    from worker.engine.engine import BatchEngine
+    from worker.runner.runner import BatchEngine
 
     assert isinstance(network, nn.Module)
     engine = BatchEngine(network)

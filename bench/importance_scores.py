@@ -1,4 +1,4 @@
-"""Alternative token-importance scores, compared with `worker.engine.token_importance`."""
+"""Alternative token-importance scores, compared with `worker.runner.token_importance`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.base import create_causal_mask
 
-from worker.engine.caches.batch import RowCaches, leaf_caches
-from worker.engine.caches.sparse_rows import each_positional
-from worker.engine.token_importance import AHEAD_TOKENS, LEAST_SUM, attended_by
-from worker.schedule.sparse_prefill import SMOOTHED_TOKENS
+from worker.core.sparse_prefill import SMOOTHED_TOKENS
+from worker.runner.kv.batch import RowCaches, leaf_caches
+from worker.runner.kv.sparse_rows import each_positional
+from worker.runner.token_importance import AHEAD_TOKENS, LEAST_SUM, attended_by
 
 
 def by_attention(network: Any, caches: RowCaches, last: int) -> mx.array:

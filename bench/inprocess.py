@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from bench.timing import Work, timed
-from worker.preload import preload_openblas
+from worker.process.preload import preload_openblas
 
 STOP_S_MAX = 20.0
 

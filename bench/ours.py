@@ -11,12 +11,12 @@ from bench.sides import Ask
 from protocol.messages import Failed, Finished, Message, StepOutputs
 from protocol.settings.worker import WorkerSettings
 from worker.contract.engine import EngineRequest, Model
-from worker.models.load import ModelLoader
-from worker.schedule.commands import Abort, Command, Stop, Submit
-from worker.schedule.loop import Loop
-from worker.schedule.publisher import Publisher
-from worker.schedule.scheduler import Scheduler, SchedulerConfig
-from worker.schedule.speculation import Speculation
+from worker.core.commands import Abort, Command, Stop, Submit
+from worker.core.engine_core import Loop
+from worker.core.publisher import Publisher
+from worker.core.scheduler import Scheduler, SchedulerConfig
+from worker.core.speculation import Speculation
+from worker.load.load import ModelLoader
 
 BYTES_MAX = 2**40
 """More bytes than any case uses: memory is accounted for, as in a worker, but never runs out."""

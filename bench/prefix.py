@@ -20,8 +20,8 @@ from functools import partial
 from bench.timing import fit_slope, print_table
 from deploy.load.samples import percentile
 from worker.contract.engine import CacheSpec
-from worker.prefixes.index import PrefixIndex
-from worker.prefixes.items import Item
+from worker.core.prefix.index import PrefixIndex
+from worker.core.prefix.items import Item
 
 SALTS = ("", "tenant", "another")
 BLOCK_TOKENS = 512

@@ -26,7 +26,7 @@ import psutil
 
 from bench.models import bench_folder, random_tokens
 from bench.timing import Work, compare, print_table
-from worker.preload import preload_openblas
+from worker.process.preload import preload_openblas
 
 MODES: dict[str, Literal["tensor", "pipeline"]] = {
     "dense": "tensor",
@@ -92,7 +92,7 @@ def serve(model: str, ranks: int) -> None:
 def _engine(folder: str, mode: Literal["tensor", "pipeline"], ranks: int) -> Any:
     if ranks == 1:
         from worker.contract.engine import Model
-        from worker.models.load import ModelLoader
+        from worker.load.load import ModelLoader
 
         model = ModelLoader(folder).load(lambda done, total: None)
         assert isinstance(model, Model)

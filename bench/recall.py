@@ -28,9 +28,9 @@ from bench.importance_scores import by_attention, by_mask
 from bench.recall_model import LARGE, SMALL, make_recaller
 from bench.sparse import Side
 from bench.timing import print_table
-from worker.engine.token_importance import score_tokens
-from worker.schedule.rows import Span
-from worker.schedule.sparse_prefill import least
+from worker.core.rows import Span
+from worker.core.sparse_prefill import least
+from worker.runner.token_importance import score_tokens
 
 Way = Callable[[Any, Any, int], mx.array]
 WAYS: dict[str, Way] = {"values": score_tokens, "attention": by_attention, "mask": by_mask}

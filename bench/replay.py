@@ -1,6 +1,6 @@
 """`make bench BENCH=replay`: what it costs a worker to keep its messages for the next gateway.
 
-Each step's `StepOutputs` is encoded for the socket, as ever, and noted (`worker/transport/replay.py`). The
+Each step's `StepOutputs` is encoded for the socket, as ever, and noted (`worker/gateway/replay.py`). The
 ratio of the two is that of CPU time on the worker's I/O thread. Rounds take turns; medians. No model runs.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from protocol import wire
 from protocol.messages import StepOutputs
 from protocol.types import Delta
-from worker.transport.replay import REPLAY_S, Replay
+from worker.gateway.replay import REPLAY_S, Replay
 
 STEP_S = 0.02
 ROUNDS = 15

@@ -19,7 +19,7 @@ import psutil
 from bench.processes import free_port, running, socket_folder, wait_for
 from tests.conformance.drivers import Environment
 from tests.conformance.environments import make
-from worker.preload import find_openblas
+from worker.process.preload import find_openblas
 
 NAMES = ("roundhouse", "mlx_lm.server", "mlx_vlm.server")
 _HEAVY = ("torch", "torchvision")

@@ -24,8 +24,8 @@ from mlx_lm.generate import GenerationBatch, StopSequences
 from mlx_lm.sample_utils import greedy_sampler, make_logits_processors, make_sampler
 
 from worker.contract.engine import SamplingParams
-from worker.engine.sampling.sampler import Sampler
-from worker.engine.sampling.state import SamplingState
+from worker.runner.sampling.sampler import Sampler
+from worker.runner.sampling.state import SamplingState
 
 PROMPT = list(range(1000, 1200))
 MIXED = [

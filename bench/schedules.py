@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tests.factories import engine_request
-from worker.schedule.rows import Group, Row
-from worker.schedule.scheduler import Scheduler, SchedulerConfig
+from worker.core.rows import Group, Row
+from worker.core.scheduler import Scheduler, SchedulerConfig
 
 ROWS_MAX = 16
 

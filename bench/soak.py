@@ -28,7 +28,7 @@ from bench.models import NAMES, bench_folder, random_text, random_tokens
 from bench.rivals import Server, servers
 from bench.timing import fit_slope, print_table
 from deploy.load.runner import closed_loop
-from worker.preload import preload_openblas
+from worker.process.preload import preload_openblas
 
 BATCH = 20
 WARM_PART = 0.2

@@ -27,12 +27,12 @@ from bench.timing import print_table
 from recipes.pocket.fillers import Fillers
 from recipes.pocket.recall import recall
 from recipes.pocket.talk import noise
-from worker.engine.caches.spans import NO_GAPS
-from worker.engine.caches.sparse_rows import with_gaps
-from worker.engine.token_importance import score_tokens
+from worker.core.rows import Span
+from worker.core.sparse_prefill import least
 from worker.pocket import MODEL_PATH
-from worker.schedule.rows import Span
-from worker.schedule.sparse_prefill import least
+from worker.runner.kv.spans import NO_GAPS
+from worker.runner.kv.sparse_rows import with_gaps
+from worker.runner.token_importance import score_tokens
 
 CHUNK = 512
 ANSWER_TOKENS = 40

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from worker.preload import preload_openblas
+from worker.process.preload import preload_openblas
 
 CHUNK = 512
 WARM_UP_STEPS = 4

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from worker.preload import SWITCH
+from worker.process.preload import SWITCH
 
 
 class Understood(Exception):

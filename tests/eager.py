@@ -6,7 +6,7 @@ import os
 import sys
 
 from worker.__main__ import main
-from worker.schedule import draft_catch_up, speculation
+from worker.core import draft_catch_up, speculation
 
 
 def make_eager() -> None:

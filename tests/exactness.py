@@ -16,9 +16,9 @@ from mlx_lm.utils import load_model
 
 from protocol.types import Exactness, PassCheck
 from tests.models.fixtures import model_folder
-from worker.engine.engine import BatchEngine
-from worker.models.probes.row_counts import TABLE_CHECKS, THOROUGH, measure
-from worker.preload import preload_openblas
+from worker.load.probes.row_counts import TABLE_CHECKS, THOROUGH, measure
+from worker.process.preload import preload_openblas
+from worker.runner.runner import BatchEngine
 
 TABLE = Path("docs/exactness.md")
 MARK = "<!-- make exactness -->\n"

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from worker.preload import preload_openblas
+from worker.process.preload import preload_openblas
 
 Request = dict[str, Any]
 
@@ -92,7 +92,7 @@ def main() -> None:
 
 def _open(folder: Path, adapter: str | None = None) -> Callable[[Request], dict[str, Any]]:
     """Load a model and return its generator: mlx-lm's, or mlx-vlm's if only that has the family."""
-    from worker.models.config import read_config, reads
+    from worker.load.config import read_config, reads
 
     if not reads(read_config(folder, folder.name)):
         return partial(_generate_whole, open_whole(folder))

@@ -41,7 +41,7 @@ class Lane:
 
 LANES = (
     Lane("simulation", 10_000, "tests.broker.dispatch.test_dispatcher_simulated {seed} {end}"),
-    Lane("schedules", 10_000, "tests.worker.schedule.test_scheduler_simulated {seed} {end}"),
+    Lane("schedules", 10_000, "tests.worker.core.test_scheduler_simulated {seed} {end}"),
     Lane("properties", 20, "tests.properties --seed {seed} --rounds {count}"),
     Lane("decoders", 1_000_000, "tests.protocol.fuzz --seed {seed} --frames {count}"),
     Lane("frames", 1_000_000, "tests.faults.frames --seed {seed} --frames {count}"),

@@ -19,21 +19,21 @@ from protocol.settings import reader as settings
 from protocol.settings.parsers import NamedParsers
 from protocol.settings.worker import WorkerSettings
 from protocol.types import Resources
-from worker import command_buffers, file_limit, kernel_folder, spare
-from worker.config import of_set
 from worker.contract.engine import InsufficientMemoryError, Loader, ModelError
 from worker.contract.kv_quantization import kv_quantization_of
-from worker.preload import preload_openblas
+from worker.process import command_buffers, file_limit, kernel_folder, spare
+from worker.process.preload import preload_openblas
+from worker.process.startup_timer import StartupTimer
 from worker.ranks import rank_info
-from worker.startup_timer import StartupTimer
+from worker.ranks.settings import of_set
 
 IMPORTS = (
-    "worker.transport.service",
-    "worker.models.load",
-    "worker.models.text",
-    "worker.models.probes.cache",
-    "worker.models.media.vision",
-    "worker.models.embedding.loader",
+    "worker.gateway.service",
+    "worker.load.load",
+    "worker.load.text",
+    "worker.load.probes.cache",
+    "worker.load.vision",
+    "worker.load.embedding",
 )
 """Imports that every model needs, without its own architecture."""
 
@@ -85,7 +85,7 @@ def _end(number: int, frame: object) -> None:
 
 
 def _run_alone(configured: WorkerSettings, timer: StartupTimer) -> int:
-    from worker.models.load import ModelLoader
+    from worker.load.load import ModelLoader
 
     loader = ModelLoader(
         configured.model or None,
@@ -115,9 +115,9 @@ def _probe_cache_folder() -> Path:
 
 
 def _run_rank(configured: WorkerSettings, here: rank_info.RankInfo | None, timer: StartupTimer) -> int:
+    from worker.process.exit_codes import status_of
     from worker.ranks.loader import SetLoader
     from worker.ranks.rendezvous import Rendezvous, backend_of
-    from worker.transport.exit_codes import status_of
 
     faulthandler.cancel_dump_traceback_later()  # the rendezvous has a timeout of its own, which may be longer
     if configured.adapters:
@@ -141,7 +141,7 @@ def _run_rank(configured: WorkerSettings, here: rank_info.RankInfo | None, timer
 def _serve(
     loader: Loader, configured: WorkerSettings, timer: StartupTimer, device_memory: Callable[[], Resources]
 ) -> int:
-    from worker.transport.service import Service
+    from worker.gateway.service import Service
 
     try:
         service = Service(loader, configured, device_memory, timer)
@@ -152,7 +152,7 @@ def _serve(
 
 
 def _look_ahead() -> None:
-    from worker.models.prewarm import look_ahead
+    from worker.load.prewarm import look_ahead
 
     look_ahead()
     gc_heap.freeze()  # so that there is less to scan when the model is loaded

@@ -14,10 +14,10 @@ from protocol.settings import reader as settings
 from protocol.settings.parsers import NamedParsers
 from protocol.settings.worker import WorkerSettings
 from protocol.types import ContextFit, ModelReport
-from worker import file_limit, kernel_folder
 from worker.contract.engine import EmbeddingModel, InsufficientMemoryError, Model, ModelError
 from worker.contract.kv_quantization import kv_quantization_of
-from worker.preload import preload_openblas
+from worker.process import file_limit, kernel_folder
+from worker.process.preload import preload_openblas
 
 
 def main() -> int:
@@ -50,7 +50,7 @@ def main() -> int:
 
 def _load(configured: WorkerSettings) -> Model | EmbeddingModel:
     """Load the model as a worker does, without drafts and adapters. Raises as a loader."""
-    from worker.models.load import ModelLoader
+    from worker.load.load import ModelLoader
 
     loader = ModelLoader(
         configured.model or None,
@@ -68,7 +68,7 @@ def _load(configured: WorkerSettings) -> Model | EmbeddingModel:
 
 def _context(configured: WorkerSettings, model: Model) -> ContextFit | None:
     """Return how many tokens fit, as a worker tells it."""
-    from worker.transport.ready import policy_of, ready_of, reservations_of
+    from worker.gateway.ready import policy_of, ready_of, reservations_of
 
     policy = policy_of(configured, model)
     ready = ready_of("doctor", model.info, policy)

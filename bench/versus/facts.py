@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bench.rivals import FOREIGN
 from bench.versus.results import Run
-from worker.preload import find_openblas
+from worker.process.preload import find_openblas
 
 _CPUINFO = Path("/proc/cpuinfo")
 _PACKAGES = {

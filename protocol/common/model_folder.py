@@ -6,9 +6,11 @@ what to do, or None.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from protocol.common.error_text import closest_match
 
@@ -108,6 +110,15 @@ def why_no_weights(folder: Path) -> str | None:
     if found := _foreign(folder):
         return f"{told}, only {found}, which MLX cannot load: {_INSTEAD}."
     return f"{told}. Download the model again."
+
+
+def read_optional(file: Path) -> dict[str, Any]:
+    """Return a JSON object of a model folder; empty if there is none that can be read."""
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def neighbours(folder: Path) -> list[str]:

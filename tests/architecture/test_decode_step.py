@@ -17,10 +17,10 @@ from protocol.settings.worker import WorkerSettings
 from tests.factories import engine_request
 from tests.models.fixtures import model_folder
 from tests.system import eventually
-from worker.models.load import ModelLoader
-from worker.schedule.commands import Submit
-from worker.transport.modelthread import ModelThread
-from worker.transport.outbox import Outbox
+from worker.core.commands import Submit
+from worker.gateway.model_thread import ModelThread
+from worker.gateway.outbox import Outbox
+from worker.load.load import ModelLoader
 
 WORKER = f"{Path(worker.__file__).parent}/"
 TOKENS = 24
@@ -78,5 +78,5 @@ def test_plain_decode_step_touches_few_modules(rows: int, tmp_path: Path) -> Non
     assert len(steps) > 8
     # What runs only now and then, such as reports by the clock, is not part of the step.
     modules = set.intersection(*steps)
-    assert "schedule/loop.py" in modules
+    assert "core/engine_core.py" in modules
     assert len(modules) <= MODULES_MAX, sorted(modules)

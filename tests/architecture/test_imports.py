@@ -19,7 +19,7 @@ WITHOUT_MODEL = {
     "broker": ("__main__",),
     "deploy": ("command.cli",),
     # A worker does its set-up before it imports MLX, and the scripted worker never needs MLX.
-    "worker": ("__main__", "config", "contract", "transport.service"),
+    "worker": ("__main__", "ranks.settings", "contract", "gateway.service"),
 }
 
 IMPURE = ("zmq", "asyncio", "uvicorn", "starlette", *MODEL_LIBRARIES)
@@ -31,8 +31,8 @@ PURE = {
     "broker.dialects": ("normalize", "data_urls", "choices"),
     "deploy.supervisor": ("lifecycle",),
     "worker": ("contract",),
-    "worker.schedule": ("loop",),
-    "worker.engine": ("caches.buckets",),
+    "worker.core": ("engine_core",),
+    "worker.runner": ("kv.buckets",),
 }
 
 IMPORT_WITHOUT = """

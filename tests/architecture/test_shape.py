@@ -31,27 +31,27 @@ BOUNDARIES = {
     "broker/requests/batch_lines.py",
     "broker/transport/router.py",
     "protocol/common/logs.py",
-    "worker/schedule/adapter_changes.py",
-    "worker/schedule/speculation.py",
-    "worker/schedule/embedding_loop.py",
-    "worker/schedule/failures.py",
-    "worker/schedule/loop.py",
+    "worker/core/adapter_changes.py",
+    "worker/core/speculation.py",
+    "worker/core/embedding_core.py",
+    "worker/core/failures.py",
+    "worker/core/engine_core.py",
     "worker/grammars/compiler.py",
-    "worker/transport/pool.py",
-    "worker/schedule/prefix_store.py",
-    "worker/transport/modelthread.py",
-    "worker/models/load.py",
-    "worker/models/sharded/loader.py",
+    "worker/input/pool.py",
+    "worker/core/prefix/store.py",
+    "worker/gateway/model_thread.py",
+    "worker/load/load.py",
+    "worker/load/sharded/loader.py",
     "worker/ranks/follower.py",
     "worker/ranks/leader.py",
-    "worker/engine/sampling/grammar_masks.py",
+    "worker/runner/sampling/grammar_masks.py",
 }
 # Exempt, because a library raises nothing narrower.
 EXCUSED = {
-    "worker/models/media/images.py",
-    "worker/models/probes/network.py",
-    "worker/models/text.py",
-    "worker/models/vlm_text.py",
+    "worker/input/media/images.py",
+    "worker/load/probes/network.py",
+    "worker/load/text.py",
+    "worker/load/vlm_text.py",
 }
 
 SHARED_NAMES = {"Body", "Message", "Tool"}
@@ -64,7 +64,7 @@ BANNED = {
 WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
 RUNS = {"run", "Popen", "check_output"}
-MAY_SLEEP = {"worker/models/memory.py", "protocol/lifeline.py", "bench/processes.py"}
+MAY_SLEEP = {"worker/load/memory.py", "protocol/lifeline.py", "bench/processes.py"}
 
 
 @cache

@@ -7,8 +7,8 @@ from functools import cache
 import pytest
 
 from bench.schedules import MACHINES, ROWS_MAX, SCENARIOS, Figures, Machine, measure
-from worker.schedule.prefill_cost import PREFILL_SHARE
-from worker.schedule.scheduler import SchedulerConfig
+from worker.core.prefill_cost import PREFILL_SHARE
+from worker.core.scheduler import SchedulerConfig
 
 TARGET_S = 0.1
 SLOW = [machine for machine in MACHINES if machine.decode > TARGET_S / 3]

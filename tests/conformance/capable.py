@@ -31,11 +31,11 @@ from worker.contract.engine import (
     Tokenized,
 )
 from worker.contract.preparation import NEVER, CancelToken
-from worker.models.load import ModelLoader
-from worker.models.prompts.grammar_choice import offered
-from worker.models.prompts.prompt import open_tokenizer
+from worker.gateway.service import Service
+from worker.input.prompts.grammar_choice import offered
+from worker.input.prompts.prompt import open_tokenizer
+from worker.load.load import ModelLoader
 from worker.pocket import MODEL_PATH
-from worker.transport.service import Service
 
 Schema = Mapping[str, Any]
 

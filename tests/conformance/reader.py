@@ -32,7 +32,7 @@ from worker.contract.engine import (
     Tokenized,
 )
 from worker.contract.preparation import NEVER, CancelToken
-from worker.transport.service import Service
+from worker.gateway.service import Service
 
 NAME = "reader"
 CONTEXT_LENGTH = 131_072

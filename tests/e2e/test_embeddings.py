@@ -16,7 +16,7 @@ from tests.worker.upstream import embedded, ranked
 
 TOLERANCE = 1e-5
 EMBEDDER, RERANKER = "qwen3-embedder", "qwen3-reranker"
-"""Those of other families are in `tests/worker/models/embedding`."""
+"""Those of other families are in `tests/worker/load/test_embedding.py`."""
 TEXTS = ["駅はどこ? 🚂", "The turntable turns.", "a", "the old house near the river " * 8]
 
 

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from tests.faults.runner import run_program
 from worker.contract.images import ArrayBytes
-from worker.prefixes.disk import DiskTier
-from worker.prefixes.files import Record
+from worker.core.prefix.disk import DiskTier
+from worker.core.prefix.files import Record
 
 FINGERPRINT = "f1" * 16
 STORED_MAX = 40

@@ -14,9 +14,9 @@ import os
 from typing import Any
 
 from tests.scripted_worker import __main__ as fake
-from worker.schedule.rows import Row
-from worker.schedule.scheduler import Scheduler
-from worker.transport import modelthread
+from worker.core.rows import Row
+from worker.core.scheduler import Scheduler
+from worker.gateway import model_thread as modelthread
 
 FORGOTTEN_TOKENS = 77
 

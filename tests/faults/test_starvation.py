@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.faults.forgetful import FORGOTTEN_TOKENS
 from tests.faults.streams import ask, scripted, wait_for, wait_until_flowing
 from tests.system import Process, System, eventually, running_system
-from worker.transport.exit_codes import EXIT_BROKEN
+from worker.process.exit_codes import EXIT_BROKEN
 
 STALL_S = 4
 """The worker restarts a starved row after a quarter of this, and ends itself after another quarter."""

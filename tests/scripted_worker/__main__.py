@@ -9,13 +9,13 @@ from protocol.common import logs
 from protocol.settings import reader as settings
 from tests.scripted_worker.config import FakeSettings
 from tests.scripted_worker.loader import FakeLoader
-from worker import spare
-from worker.transport.service import Service
+from worker.gateway.service import Service
+from worker.process import spare
 
 
 def main() -> int:
     """Serve the gateway from scripts until a stop signal. Return the exit status."""
-    document = spare.settings_document(("worker.transport.service",))
+    document = spare.settings_document(("worker.gateway.service",))
     about = "Run a worker with a scripted engine, for tests."
     configured = settings.read_or_exit(
         FakeSettings,

@@ -7,7 +7,7 @@ from hashlib import sha256
 from typing import Any
 
 from protocol.types import Media
-from worker.models.media.images import open_image
+from worker.input.media.images import open_image
 
 DIGITS = 8
 """Number of hexadecimal digits of the digest in a word."""

@@ -15,7 +15,7 @@ from PIL import Image
 
 from protocol.errors import RequestError
 from protocol.types import Media
-from worker.models.media.images import open_image
+from worker.input.media.images import open_image
 
 GROWTH_MIB_MAX = 400
 """What docs/security.md promises for an image, and a margin for what libraries keep."""
@@ -24,8 +24,8 @@ DECODE_MIB_MAX = 650
 PROGRAM = """
 import resource, sys
 from protocol.types import Media
-from worker.models.media.images import open_image
-from worker.models.media.videos import open_video
+from worker.input.media.images import open_image
+from worker.input.media.videos import open_video
 data, media = open(sys.argv[2], "rb").read(), Media(frame=0, mime=sys.argv[1], sha256="")
 def peak(of):
     return resource.getrusage(of).ru_maxrss // (2**20 if sys.platform == "darwin" else 2**10)

@@ -17,10 +17,10 @@ import pytest
 from tests.models.fixtures import model_folder
 from tests.worker.folders import copied, failure, nothing
 from worker.contract.engine import Model, ModelError
-from worker.models.config import read_config
-from worker.models.load import ModelLoader
-from worker.models.sharded.loader import ShardLoader
-from worker.models.sharded.parallelism import ShardGroup
+from worker.load.config import read_config
+from worker.load.load import ModelLoader
+from worker.load.sharded.loader import ShardLoader
+from worker.load.sharded.parallelism import ShardGroup
 
 CODE = "its config.json asks to run code of its own (model_file), which is never done."
 
@@ -69,7 +69,7 @@ TRUSTING = """
 import sys
 from transformers import AutoTokenizer
 from tests.worker.folders import nothing
-from worker.models.load import ModelLoader
+from worker.load.load import ModelLoader
 
 ModelLoader(sys.argv[1]).load(nothing)
 AutoTokenizer.from_pretrained(sys.argv[2], trust_remote_code=True)

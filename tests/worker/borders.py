@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from worker.contract.engine import SamplingParams
-from worker.engine.sampling.distribution import mixed, uniforms_at
-from worker.engine.sampling.ranking import BLOCK
+from worker.runner.sampling.distribution import mixed, uniforms_at
+from worker.runner.sampling.ranking import BLOCK
 
 
 def distance(logits: np.ndarray, sampling: SamplingParams, position: int) -> float:

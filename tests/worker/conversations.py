@@ -22,15 +22,15 @@ from tests.oracle import Oracle
 from tests.worker.engines import Inbox
 from tests.worker.zoo import main
 from worker.contract.engine import EngineRequest, Model, SamplingParams
-from worker.prefixes.index import PrefixIndex
-from worker.schedule import prefix_sharing
-from worker.schedule.commands import Submit
-from worker.schedule.loop import Loop
-from worker.schedule.prefix_store import PrefixStore
-from worker.schedule.publisher import Publisher
-from worker.schedule.rows import Row
-from worker.schedule.scheduler import Scheduler, SchedulerConfig
-from worker.schedule.speculation import Speculation
+from worker.core.commands import Submit
+from worker.core.engine_core import Loop
+from worker.core.prefix import sharing as prefix_sharing
+from worker.core.prefix.index import PrefixIndex
+from worker.core.prefix.store import PrefixStore
+from worker.core.publisher import Publisher
+from worker.core.rows import Row
+from worker.core.scheduler import Scheduler, SchedulerConfig
+from worker.core.speculation import Speculation
 
 TURNS = 18
 """Default number of turns in a scenario."""
@@ -75,7 +75,7 @@ def small_steps() -> Iterator[None]:
         ),
         mock.patch.multiple(prefix_sharing, LONG_TOKENS=64),
         mock.patch.multiple(
-            "worker.schedule.prefix_store", BLOCK_TOKENS=24, KEPT_TOKENS_MIN=16, ENDED_TOKENS_MIN=8
+            "worker.core.prefix.store", BLOCK_TOKENS=24, KEPT_TOKENS_MIN=16, ENDED_TOKENS_MIN=8
         ),
     ):
         yield

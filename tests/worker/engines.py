@@ -32,14 +32,14 @@ from worker.contract.engine import (
 )
 from worker.contract.guides import ForcedTokens
 from worker.contract.images import MEDIA_KEYS, ArrayBytes, ImageInput
-from worker.prefixes.index import PrefixIndex
-from worker.schedule.batching_window import BatchingWindow
-from worker.schedule.commands import Abort, Command, Stop, Submit
-from worker.schedule.failures import PROBE
-from worker.schedule.loop import Loop
-from worker.schedule.prefix_store import PrefixStore
-from worker.schedule.publisher import Publisher
-from worker.schedule.scheduler import Scheduler, SchedulerConfig
+from worker.core.batching_window import BatchingWindow
+from worker.core.commands import Abort, Command, Stop, Submit
+from worker.core.engine_core import Loop
+from worker.core.failures import PROBE
+from worker.core.prefix.index import PrefixIndex
+from worker.core.prefix.store import PrefixStore
+from worker.core.publisher import Publisher
+from worker.core.scheduler import Scheduler, SchedulerConfig
 
 END = 0
 INCARNATION = "worker-1"

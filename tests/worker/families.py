@@ -25,10 +25,10 @@ from tests.models.fixtures import model_folder
 from tests.oracle import Oracle
 from tests.worker.zoo import TIE, Difference, gap, play, possible
 from worker.contract.engine import Model, ModelError
-from worker.engine.caches import buckets
-from worker.engine.engine import BatchEngine
-from worker.models.load import ModelLoader
-from worker.preload import preload_openblas
+from worker.load.load import ModelLoader
+from worker.process.preload import preload_openblas
+from worker.runner.kv import buckets
+from worker.runner.runner import BatchEngine
 
 ROWS = 9
 COLUMNS_STEP = 16

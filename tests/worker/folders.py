@@ -11,7 +11,7 @@ import pytest
 
 from tests.models.fixtures import model_folder
 from worker.contract.engine import ModelError
-from worker.models.load import ModelLoader
+from worker.load.load import ModelLoader
 
 
 def nothing(done: int, total: int) -> None:

@@ -16,8 +16,8 @@ from tests.worker import conversations
 from tests.worker.zoo import main, play
 from worker.contract.engine import Model
 from worker.contract.kv_quantization import KVQuantization
-from worker.engine.caches import buckets
-from worker.engine.engine import BatchEngine
+from worker.runner.kv import buckets
+from worker.runner.runner import BatchEngine
 
 
 def network_of(model: Model) -> Any:

@@ -10,8 +10,8 @@ from typing import Any
 from mlx_lm.utils import load_model
 
 from tests.models.fixtures import model_folder
-from worker.engine.caches.capability_probe import BatchCapabilities, ProbeTarget, probe_capabilities
-from worker.engine.engine import BatchEngine
+from worker.runner.kv.capability_probe import BatchCapabilities, ProbeTarget, probe_capabilities
+from worker.runner.runner import BatchEngine
 
 MODELS = ("dense", "hybrid", "sliding")
 """All tokens, states, and windows of 32 tokens."""

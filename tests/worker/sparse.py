@@ -24,12 +24,12 @@ from tests.models.families import PREFIX, REFUSED, listed
 from tests.models.fixtures import model_folder
 from tests.oracle import Oracle
 from worker.contract.engine import CacheSegment, Engine, Model, SamplingParams
-from worker.engine.caches import buckets, snapshots
-from worker.engine.caches.spans import Span
-from worker.engine.caches.sparse_rows import hiding
-from worker.engine.engine import BatchEngine
-from worker.models.load import ModelLoader
-from worker.preload import preload_openblas
+from worker.load.load import ModelLoader
+from worker.process.preload import preload_openblas
+from worker.runner.kv import buckets, snapshots
+from worker.runner.kv.spans import Span
+from worker.runner.kv.sparse_rows import hiding
+from worker.runner.runner import BatchEngine
 
 CHUNK_TOKENS = 16
 ANSWER_TOKENS = 24

@@ -8,8 +8,8 @@ import pytest
 
 from tests.oracle import Oracle
 from tests.worker.families import prove
-from worker.engine.caches.capability_probe import ProbeTarget
-from worker.models.probes import network
+from worker.load.probes import network
+from worker.runner.kv.capability_probe import ProbeTarget
 
 # Transformers warns about these families' configs, which cannot be changed.
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")

@@ -11,10 +11,10 @@ from protocol.messages import EmbeddingChunk, Failed, Finished, Message
 from protocol.types import Capabilities
 from worker.contract.engine import EmbeddingModel, ModelInfo
 from worker.contract.texts import PreparedTexts, Text
-from worker.schedule.commands import Abort, Command, Stop, SubmitTexts
-from worker.schedule.embedding_loop import EmbeddingLoop
-from worker.schedule.prefill_cost import PrefillCostModel
-from worker.schedule.publisher import Publisher
+from worker.core.commands import Abort, Command, Stop, SubmitTexts
+from worker.core.embedding_core import EmbeddingLoop
+from worker.core.prefill_cost import PrefillCostModel
+from worker.core.publisher import Publisher
 
 INCARNATION = "worker-1"
 WIDTH = 2

@@ -22,7 +22,7 @@ from tests import factories
 from tests.models.vision_models import EYES
 from tests.worker.image_questions import POCKET, Question, answer, draw_question, folder_of
 from worker.contract.engine import Engine, EngineRequest, Model, Preparer, SamplingParams
-from worker.models.load import ModelLoader
+from worker.load.load import ModelLoader
 
 NAMES = (*EYES, POCKET)
 CONTEXT_TOKENS = 4096

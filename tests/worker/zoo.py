@@ -42,7 +42,7 @@ from worker.contract.engine import (
     StepOutput,
 )
 from worker.contract.kv_quantization import KVQuantization
-from worker.preload import preload_openblas
+from worker.process.preload import preload_openblas
 
 ARCHITECTURES = (*CONFIGS, *ZOO)
 TALKING, TALKING_ROWS = "smollm2", 4
@@ -363,7 +363,7 @@ def load(
 ) -> Model:
     """Load an architecture's tiny model by the worker's own loader, with that of `draft` as its draft
     model. It is probed once for all tests of a run."""
-    from worker.models.load import ModelLoader
+    from worker.load.load import ModelLoader
 
     loader = ModelLoader(
         str(_folder(architecture)),

@@ -1,6 +1,6 @@
 """Interfaces of a model towards the service and the scheduler loop, and the values passed between them.
 
-`worker/models` and `worker/engine` implement them on MLX, the tests with scripts. The worker's lowest
+`worker/load` and `worker/runner` implement them on MLX, the tests with scripts. The worker's lowest
 layer: it imports only its neighbours there, and no MLX. Only plain Python values are passed: arrays never
 leave the model thread.
 """

@@ -30,9 +30,9 @@ from worker.contract.engine import (
     SamplingParams,
 )
 from worker.contract.guides import ForcedTokens, Guide
-from worker.models.sharded.drafting import ShardDrafting
-from worker.models.sharded.loader import part_loader
-from worker.models.sharded.parallelism import ShardGroup
+from worker.load.sharded.drafting import ShardDrafting
+from worker.load.sharded.loader import part_loader
+from worker.load.sharded.parallelism import ShardGroup
 from worker.ranks import rank_keys, rpc
 from worker.ranks.line import FollowerLine
 from worker.ranks.memory import TELL_EVERY_S, MemoryReporter

@@ -24,7 +24,7 @@ from protocol import breadcrumbs, channel, lifeline
 from protocol.hosts import Backend, Host, Hosts
 from protocol.settings.worker import WorkerSettings
 from protocol.sockets import Curve
-from worker.preload import GUARD
+from worker.process.preload import GUARD
 from worker.ranks import rank_info, rank_keys
 
 log = logging.getLogger(__name__)

@@ -18,14 +18,14 @@ from protocol.common.model_folder import name_of
 from protocol.settings.worker import WorkerSettings
 from protocol.types import Resources
 from worker.contract.engine import Model, ModelError, Progress
+from worker.process.startup_timer import StartupTimer
 from worker.ranks import rpc
 from worker.ranks.leader import Leader
 from worker.ranks.memory import RankMemoryTable
 from worker.ranks.rendezvous import Rendezvous
-from worker.startup_timer import StartupTimer
 
 if TYPE_CHECKING:
-    from worker.models.sharded.loader import ShardLoader
+    from worker.load.sharded.loader import ShardLoader
 
 log = logging.getLogger(__name__)
 
@@ -55,9 +55,9 @@ class SetLoader:
     def load(self, progress: Progress) -> Model:
         """Load the model on all ranks. Also raises `RankAbsentError` if a rank does not connect."""
         # These imports take seconds, so they come after the worker has connected to the gateway.
-        from worker.models.sharded.drafting import ShardDrafting
-        from worker.models.sharded.loader import part_loader
-        from worker.models.sharded.parallelism import ShardGroup
+        from worker.load.sharded.drafting import ShardDrafting
+        from worker.load.sharded.loader import part_loader
+        from worker.load.sharded.parallelism import ShardGroup
 
         meeting, line, settings = self._meeting, self._meeting.line, self._settings
         for option, value in (("--exact", settings.exact), ("--experts-memory", settings.experts_memory)):

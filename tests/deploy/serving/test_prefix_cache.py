@@ -15,8 +15,8 @@ from deploy.serving.prefix_cache import first_start_notice
 from deploy.serving.resolution import resolve
 from tests.deploy.conftest import config
 from tests.ports import free_port
-from worker.prefixes.files import Record, draft
-from worker.prefixes.folder import Folder
+from worker.core.prefix.files import Record, draft
+from worker.core.prefix.folder import Folder
 
 pytestmark = pytest.mark.usefixtures("runtime_folder")
 

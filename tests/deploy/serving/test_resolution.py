@@ -22,7 +22,7 @@ from protocol.settings.gateway import GatewaySettings
 from protocol.settings.reader import SettingsError
 from protocol.settings.worker import WorkerSettings
 from tests.deploy.conftest import config
-from worker import preload
+from worker.process import preload
 from worker.ranks import rank_info, rank_keys
 
 ROOT = Path(__file__).resolve().parents[3]

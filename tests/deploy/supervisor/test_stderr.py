@@ -20,7 +20,7 @@ WAIT_S = 10.0
 METAL = "libc++abi: terminating due to uncaught exception of type std::runtime_error: [METAL] Out of memory"
 TRACEBACK = [
     "Traceback (most recent call last):",
-    '  File "worker/schedule/loop.py", line 3, in run',
+    '  File "worker/core/engine_core.py", line 3, in run',
     "    step()",
 ]
 

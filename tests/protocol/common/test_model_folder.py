@@ -10,7 +10,7 @@ import pytest
 from deploy.serving import models
 from deploy.supervisor.memory import weight_bytes
 from protocol.common.model_folder import POCKET, name_of, original_name, problem_with
-from worker.models.source import find_folder
+from worker.load.source import find_folder
 from worker.pocket import MODEL_PATH
 
 

@@ -12,10 +12,10 @@ import jsonschema
 import pytest
 
 from tests.worker.grammars.sampling import Words, draw, small, words_of
-from tests.worker.models.prompts.test_markup import HARMONY, answer, tokenizer_with
+from tests.worker.input.prompts.test_markup import HARMONY, answer, tokenizer_with
 from worker.grammars.calls import STYLES, CallForm, CallsGrammar, ToolSchema
 from worker.grammars.references import SchemaError
-from worker.models.prompts.markup import HARMONY_CALL
+from worker.input.prompts.markup import HARMONY_CALL
 
 PLACE = {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}
 WEATHER: dict[str, Any] = {

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.worker.output.calls.parsed_answers import bare_tokenizer
 from worker.contract.engine import OutputDelta, OutputProcessor
-from worker.models.prompts.format import Format
+from worker.input.prompts.format import Format
 from worker.output.channels import CONTENT, REASONING, SIGNS_MAX, ChannelProcessor, signs_of
 from worker.output.text import Vocabulary
 

@@ -34,7 +34,7 @@ from tests.worker.families import ROWS, is_tie
 from tests.worker.sparse import differing
 from tests.worker.zoo import play, possible
 from worker.contract.engine import Model
-from worker.preload import preload_openblas
+from worker.process.preload import preload_openblas
 
 LIFE_S_MAX = 600.0
 HERE = "127.0.0.1"

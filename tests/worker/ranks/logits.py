@@ -22,7 +22,7 @@ from tests.models.families import PREFIX
 from tests.models.fixtures import model_folder
 from tests.ports import free_ports
 from tests.worker.ranks.lives import Case
-from worker.models.sharded.parallelism import ShardGroup
+from worker.load.sharded.parallelism import ShardGroup
 
 PROMPTS = ((1, 2, 3, 4, 5), (7, 8), tuple(range(3, 60)))
 STEPS = 8

@@ -15,10 +15,10 @@ from tests.worker.ranks.pair import Pair
 from tests.worker.sparse import differing
 from tests.worker.zoo import play
 from worker.contract.engine import CacheSpec, Model, ModelInfo, SamplingParams
-from worker.engine.draft_model import DraftModelProposer
-from worker.engine.engine import BatchEngine
 from worker.ranks import rpc
 from worker.ranks.line import RankGoneError
+from worker.runner.drafters.draft_model import DraftModelProposer
+from worker.runner.runner import BatchEngine
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.worker.output.calls.parsed_answers import ParsedAnswer, in_pieces, schemas_in
 from tests.worker.output.calls.written import FORMATS, NAMES, WORDS, Call, Format, calls_in, tools_for
-from worker.models.prompts.markup import PLAIN_THOUGHTS
+from worker.input.prompts.markup import PLAIN_THOUGHTS
 from worker.output.calls.formats import READERS
 from worker.output.calls.parser import is_in_code
 from worker.output.calls.source import CLOSINGS

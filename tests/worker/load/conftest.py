@@ -1,0 +1,23 @@
+"""What a model is proven to do is proven once for all tests, as for all starts of a worker on one machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from worker.load.load import ModelLoader
+
+
+@pytest.fixture(scope="session")
+def probe_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("probes")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _probes_are_kept(probe_results: Path) -> Iterator[None]:
+    """Make it the default folder of probe results. A test of a probe says `probe_cache_folder=None`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(vars(ModelLoader)["__init__"].__kwdefaults__, "probe_cache_folder", probe_results)
+        yield

@@ -1,0 +1,180 @@
+"""The row-count trial finds a network whose results depend on the number of rows, and `--exact` mends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import load_model
+
+from protocol.types import PassCheck
+from tests.models.fixtures import model_folder
+from worker.contract.engine import ModelError, SamplingParams
+from worker.load.probes import chip, exactness
+from worker.load.probes.cache import ProbeCache
+from worker.load.probes.row_counts import AT_LOAD, LOAD_CHECKS, find_limits, measure
+from worker.runner.kv.capability_probe import BatchCapabilities
+from worker.runner.runner import BatchEngine
+
+ABLE = BatchCapabilities(True, True, True, True, True, True, True, True)
+PROMPTS = [tuple((7 * row + 3 * place) % 90 + 1 for place in range(3 + row)) for row in range(8)]
+TOKENS = 8
+
+
+def stopped() -> float:
+    """A clock that stands still: a trial is never cut short on a slow machine."""
+    return 0.0
+
+
+@cache
+def _llama() -> Any:
+    network = load_model(model_folder("llama"))[0]
+    network.set_dtype(mx.bfloat16)  # CPU kernels of this type do not depend on the number of rows
+    return network
+
+
+class RowDependent(nn.Module):
+    """A network whose last layer rounds differently, grossly so, in passes of more than `rows` rows or
+    `tokens` tokens of a row, as another kernel would."""
+
+    def __init__(self, rows: int, tokens: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.network = _llama()
+        self.rows = rows
+        self.tokens = tokens
+
+    @property
+    def layers(self) -> Any:
+        return self.network.layers
+
+    def make_cache(self) -> Any:
+        return make_prompt_cache(self.network)
+
+    def __call__(self, tokens: mx.array, cache: Any) -> mx.array:
+        logits: mx.array = self.network(tokens, cache=cache)
+        rows, width = tokens.shape
+        if rows > self.rows or (self.tokens < width <= 16):
+            return logits + 0.5 * mx.roll(logits, 1, axis=-1)
+        return logits
+
+
+def answers(
+    engine: BatchEngine, prompts: Sequence[tuple[int, ...]], *, drafts: bool = False
+) -> list[list[int]]:
+    """Return the tokens of rows that decode together; with `drafts`, half of them drafted."""
+    rows = {str(row): prompt for row, prompt in enumerate(prompts)}
+    found: dict[str, list[int]] = {row: [] for row in rows}
+    engine.prefill({row: prompt[:-1] for row, prompt in rows.items()})
+    for row, prompt in rows.items():
+        engine.start(row, prompt, len(prompt), SamplingParams())
+    while rows:
+        step = engine.step({row: [5, 6, 7] for row in rows} if drafts else {})
+        for row, token in step.tokens.items():
+            found[row] += [token, *(drawn.token for drawn in step.further.get(row, ()))]
+        for row in [row for row in rows if len(found[row]) >= TOKENS]:
+            engine.drop(row)
+            del rows[row]
+    return [tokens[:TOKENS] for tokens in found.values()]
+
+
+@pytest.fixture(scope="module")
+def alone() -> list[list[int]]:
+    engine = BatchEngine(RowDependent(rows=5, tokens=3), ABLE)
+    return [answers(engine, [prompt])[0] for prompt in PROMPTS]
+
+
+def test_the_trial_finds_a_network_whose_results_depend_on_the_number_of_rows(alone: list[list[int]]) -> None:
+    engine = BatchEngine(RowDependent(rows=5, tokens=3), ABLE)
+    assert answers(engine, PROMPTS) != alone, "otherwise this network shows nothing"
+    found = {
+        (check.kind, check.rows, check.tokens): check
+        for check in measure(engine, LOAD_CHECKS, AT_LOAD, stopped).checks
+    }
+    assert len(found) == len(LOAD_CHECKS)
+    assert found["decode", 2, 1].is_exact
+    assert found["decode", 4, 1].is_exact
+    assert not PassCheck(kind="decode", rows=2, difference=1e-6).is_exact  # not even rounding may differ
+    for inexact in (("decode", 8, 1), ("decode", 16, 1), ("verify", 1, 4), ("verify", 4, 4)):
+        assert found[inexact].differs_at is not None, inexact
+        assert found[inexact].difference > 0.01
+    assert engine.cache_bytes() == 0
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_exact_keeps_to_the_passes_that_agree(alone: list[list[int]], drafts: bool) -> None:
+    network = RowDependent(rows=5, tokens=3)
+    engine = BatchEngine(network, ABLE)
+    limits = find_limits(engine, stopped)
+    assert (limits.rows_max, limits.draft_tokens_max, limits.is_complete) == (5, 3, True)
+    engine.limit_passes(5, 3)
+    assert answers(engine, PROMPTS, drafts=drafts) == alone
+
+
+def test_exact_runs_each_row_by_itself_where_no_other_pass_agrees(alone: list[list[int]]) -> None:
+    engine = BatchEngine(RowDependent(rows=1, tokens=1), ABLE)
+    limits = find_limits(engine, stopped)
+    assert (limits.rows_max, limits.draft_tokens_max) == (1, 0)
+    engine.limit_passes(1, 0)
+    assert not engine.capabilities.together
+    assert not engine.capabilities.ahead
+    assert answers(engine, PROMPTS, drafts=True) == alone
+
+
+def test_a_trial_ends_after_its_time_and_says_so() -> None:
+    engine = BatchEngine(RowDependent(rows=99, tokens=99), ABLE)
+    now = iter(range(100))
+    found = measure(engine, LOAD_CHECKS, AT_LOAD, lambda: 0.4 * next(now))
+    assert len(found.checks) == 2
+    assert not found.is_complete
+    late = find_limits(engine, lambda: 1e9 * next(now))
+    assert (late.rows_max, late.draft_tokens_max, late.is_complete) == (1, 0, False)
+
+
+def test_a_model_is_measured_once_per_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = RowDependent(rows=5, tokens=3)
+    cache = ProbeCache(tmp_path)
+    first = exactness.determine("m", BatchEngine(network, ABLE), network, "exact", cache, "key")
+    monkeypatch.setattr(exactness, "_measured", None)  # a call would raise
+    engine = BatchEngine(network, ABLE)
+    assert exactness.determine("m", engine, network, "exact", cache, "key") == first
+    assert not engine.capabilities.padded
+    monkeypatch.setenv("MLX_ENABLE_TF32", "0")
+    with pytest.raises(ModelError, match="leave --exact out"):
+        exactness.determine("m", engine, network, "exact", cache, "key")
+
+
+def test_nothing_is_measured_by_default_on_a_cpu_and_a_failed_trial_is_no_reason_not_to_serve(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    network = RowDependent(rows=5, tokens=3)
+    monkeypatch.setattr(exactness, "_measured", None)  # a call raises
+    engine = BatchEngine(network, ABLE)
+    assert exactness.determine("m", engine, network, "load", ProbeCache(None), "key") is None
+    assert not caplog.text
+    assert exactness.determine("m", engine, network, "table", ProbeCache(None), "key") is None
+    assert "could not be measured" in caplog.text
+
+
+def test_wrong_products_of_a_chip_are_named_with_what_avoids_them() -> None:
+    def found(dtype: mx.Dtype, change: Callable[[mx.array], mx.array], bits: int | None = None) -> str:
+        def multiply(left: mx.array, weights: chip.Weights, bits: int | None) -> mx.array:
+            return change(chip.multiply(left, weights, bits))
+
+        return chip.compare(dtype, bits, multiply, (8, 256, 480))
+
+    for dtype in (mx.float32, mx.bfloat16, mx.float16):
+        assert found(dtype, lambda product: product) == ""
+    assert found(mx.bfloat16, lambda product: product, bits=4) == ""
+    wrong = found(mx.bfloat16, lambda product: mx.roll(product, 1, axis=1))
+    assert "bfloat16 matrix products are wrong" in wrong
+    assert "MLX_METAL_GPU_ARCH=applegpu_g15" in wrong
+    assert "4-bit" in found(mx.float16, lambda product: product * float("nan"), bits=4)
+    coarse = found(mx.float32, lambda product: product.astype(mx.bfloat16))
+    assert "MLX_ENABLE_TF32=0" in coarse
+    assert chip.wrong_results(mx.bfloat16, None) == []

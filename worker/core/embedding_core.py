@@ -1,0 +1,194 @@
+"""Model thread of an embedding or rerank model: takes commands, picks a batch, encodes, publishes.
+
+A small version of `loop`: one batch at a time, bounded by the cost model, so that commands are handled
+between two and a chat model on the same machine gets its turn. A failed batch is retried request by request,
+so that only the request at fault fails.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import queue
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from protocol.common.log_context import about
+from protocol.errors import Code, RequestError
+from protocol.types import RequestStatus, Resources, Timings, Usage
+from worker.contract.engine import EmbeddingModel
+from worker.contract.texts import PreparedTexts, Text
+from worker.core.commands import Abort, ClearPrefixes, Command, Stop, SubmitTexts
+from worker.core.embedding_queue import Batch, EmbeddingRequest, TextQueue
+from worker.core.engine_core import OUTBOX_MESSAGES_MAX
+from worker.core.failures import Failures
+from worker.core.prefill_cost import PrefillCall, PrefillCostModel
+from worker.core.publisher import TOLD_EVERY_S, Counters, Publisher
+
+log = logging.getLogger(__name__)
+
+STEP_SHARE = 0.5
+"""Maximum duration of a batch, as a share of the inter-token target of streams on the same machine."""
+_BACKPRESSURE_WAIT_S = 0.05
+_HARMLESS = Text((0, 0))
+
+
+@dataclass(slots=True)
+class EmbeddingLoop:
+    """The loop of one worker over its requests."""
+
+    model: EmbeddingModel
+    pace: PrefillCostModel
+    inbox: queue.SimpleQueue[Command]
+    publisher: Publisher
+    clock: Callable[[], float] = time.monotonic
+    counters: Counters = field(default_factory=Counters)
+    device_memory: Callable[[], Resources] = Resources
+    _queue: TextQueue = field(default_factory=TextQueue)
+    _failures: Failures = field(default_factory=Failures)
+    _published_at: float = -math.inf
+
+    def run(self) -> None:
+        """Run until `Stop`. Raises `failures.EngineKeepsFailing`."""
+        self._count()  # report the model's memory before the first request
+        while self._take_commands():
+            if self.publisher.backlog() < OUTBOX_MESSAGES_MAX and len(self._queue):
+                self._step()
+
+    # --- commands ---
+
+    def _take_commands(self) -> bool:
+        """Handle all queued commands; wait for one when idle. Return False on `Stop`."""
+        is_clogged = self.publisher.backlog() >= OUTBOX_MESSAGES_MAX
+        wait_s = None if not len(self._queue) else _BACKPRESSURE_WAIT_S if is_clogged else 0.0
+        while True:
+            try:
+                command = self.inbox.get(block=wait_s != 0.0, timeout=wait_s)
+            except queue.Empty:
+                return True
+            if isinstance(command, Stop):
+                return False
+            self._obey(command)
+            self._count()
+            wait_s = 0.0
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case SubmitTexts(request):
+                self._submit(request)
+            case Abort(id):
+                self._queue.drop(id)
+            case ClearPrefixes(id):
+                self.publisher.cleared(id, 0, 0)
+
+    def _submit(self, engine_request: PreparedTexts) -> None:
+        if self._queue.get(engine_request.id) is not None:
+            # The request in the queue answers the flight at the gateway.
+            log.warning("%s: ignored a duplicate request", engine_request.id, extra=about(engine_request.id))
+            return
+        request = self._queue.add(engine_request, self.clock())
+        if not request.left:
+            self._finish(request)
+
+    # --- steps ---
+
+    def _step(self) -> None:
+        for request in self._queue.overdue(self.clock()):
+            self._fail(request, RequestError(Code.DEADLINE_EXCEEDED))
+        if batch := self._queue.take(self.pace.budget(decoding=True)):
+            for request in _requests(batch):
+                request.began_at = request.began_at or self.clock()
+            self._count()  # a request stuck in this step is reported as running
+            self._encode(batch)
+        self.counters.steps += 1
+        self._count()
+
+    def _encode(self, batch: Batch) -> None:
+        began = self.clock()
+        try:
+            vectors = self.model.encoder.encode([place.text for place in batch])
+        except Exception as error:  # the request boundary
+            log.exception("%s: encoding failed", ", ".join(request.id for request in _requests(batch)))
+            self._retry_apart(batch, error)
+            return
+        self._failures.clear()
+        longest = max(len(place.text.tokens) for place in batch)
+        self.pace.learn(self.clock() - began, decoded=False, calls=[PrefillCall(len(batch) * longest, 0)])
+        self._hand_out(batch, vectors)
+
+    def _hand_out(self, batch: Batch, vectors: Sequence[bytes]) -> None:
+        told = dict(zip(batch, vectors, strict=True))
+        for request, mine in _apart(batch).items():
+            joined = b"".join(told[place] for place in mine)
+            self.publisher.encoded(request.id, request.sent, [place.place for place in mine], joined)
+            request.sent += 1
+            request.done_tokens += sum(len(place.text.tokens) for place in mine)
+            if not request.left:
+                self._finish(request)
+
+    def _retry_apart(self, batch: Batch, error: Exception) -> None:
+        apart = _apart(batch)
+        if len(apart) > 1:
+            for mine in apart.values():
+                self._encode(mine)
+            return
+        self._fail(batch[0].request, _engine_error(error))
+        # The text is at fault, unless the model fails on a probe text as well.
+        try:
+            self.model.encoder.encode([_HARMLESS])
+        except Exception as failure:  # the model is at fault
+            log.exception("the model fails on a probe text as well")
+            self._failures.count(failure)
+
+    # --- ends ---
+
+    def _finish(self, request: EmbeddingRequest) -> None:
+        self._queue.drop(request.id)
+        now = self.clock()
+        began = now if request.began_at is None else request.began_at
+        self.publisher.encoded_all(
+            request.id,
+            Usage(prompt_tokens=request.engine_request.tokens, completion_tokens=0),
+            Timings(queued_s=began - request.arrived_at, prefill_s=now - began),
+        )
+
+    def _fail(self, request: EmbeddingRequest, error: RequestError) -> None:
+        self._queue.drop(request.id)
+        self.publisher.failed(request.id, error)
+
+    def _count(self) -> None:
+        self.counters.running = sum(request.began_at is not None for request in self._queue)
+        self.counters.waiting = len(self._queue) - self.counters.running
+        now = self.clock()
+        if not len(self._queue) or now - self._published_at >= TOLD_EVERY_S:
+            self._published_at = now
+            self.counters.rows = [_status(request, now) for request in self._queue]
+            self.counters.device = self.device_memory()
+
+
+def _requests(batch: Batch) -> Iterable[EmbeddingRequest]:
+    return _apart(batch).keys()
+
+
+def _apart(batch: Batch) -> dict[EmbeddingRequest, Batch]:
+    """Group the texts of a batch by request, in order."""
+    found: dict[EmbeddingRequest, Batch] = {}
+    for place in batch:
+        found.setdefault(place.request, []).append(place)
+    return found
+
+
+def _status(request: EmbeddingRequest, now: float) -> RequestStatus:
+    return RequestStatus(
+        id=request.id,
+        phase="waiting" if request.began_at is None else "prefill",
+        prompt_tokens=request.engine_request.tokens,
+        prefilled=request.done_tokens,
+        seconds=max(0.0, now - request.arrived_at),
+    )
+
+
+def _engine_error(error: Exception) -> RequestError:
+    wording = f"The model failed on this request ({type(error).__name__})."
+    return RequestError(Code.ENGINE_ERROR, wording)

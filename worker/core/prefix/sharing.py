@@ -1,0 +1,157 @@
+"""Prefix reuse: from the prefix cache, and between rows that are being prefilled. Pure.
+
+A row is looked up when its turn for prefill has come, so that what others store until then counts. A row that
+shares a prefix with one further along waits for that one to store it, if this saves enough.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from worker.common_prefix import common_prefix_length
+from worker.core.prefix.index import PrefixIndex
+from worker.core.prefix.matching import Match
+from worker.core.rows import Row
+
+SHORT_TOKENS_MAX = 256
+"""Maximum tokens left to prefill of a prompt that may run together with others."""
+LONG_TOKENS = 8192
+"""Interval of snapshots in a long prefill, if the model has recurrent layers."""
+REUSED_TOKENS_MIN = 16
+"""Minimum length of a prefix that is restored: shorter prompts rather run together."""
+AWAITED_TOKENS_MIN = 128
+"""Minimum number of saved tokens for which a row waits."""
+CUT_NEAR = 32
+"""A snapshot also serves rows that share up to this many tokens beyond it."""
+CUTS_MAX = 16
+"""Maximum snapshot positions of a row."""
+
+OFF, REQUEST = "off", "request"
+"""Miss reasons: there is no prefix cache; the request needs its prompt to run, for its logprobs or for sparse
+prefill, or the prompt is too short."""
+
+
+class _Seen(NamedTuple):
+    version: int
+    match: Match
+
+
+class Sharing:
+    """Prefix reuse of a scheduler's rows, over the prefix cache's `index`."""
+
+    def __init__(self, index: PrefixIndex) -> None:
+        self._index = index
+        self._seen: dict[str, _Seen] = {}
+        self._common: dict[tuple[str, str], int] = {}
+
+    def begin(self, row: Row) -> None:
+        """Set the snapshot positions of a new row, if the model has recurrent layers.
+
+        Short text prompts have none, being cheap to run. The end of the last image is one, because the next
+        request may ask another question about it.
+        """
+        if row.sparse:
+            return
+        if self._index.shape.has_states and (row.images or len(row.tokens) > SHORT_TOKENS_MAX):
+            behind = (image.end for image in row.images[-1:])
+            regular = range(LONG_TOKENS, len(row.tokens), LONG_TOKENS)
+            row.snapshot_positions = sorted({*row.request.boundaries, *behind, *regular})
+
+    def end(self, row: Row) -> None:
+        """Forget a row that has left or was preempted."""
+        self._seen.pop(row.id, None)
+        for pair in [pair for pair in self._common if row.id in pair]:
+            del self._common[pair]
+
+    def miss(self, row: Row) -> str:
+        """Return why no longer prefix of the row is reused."""
+        if not row.is_scored or row.sparse:
+            return REQUEST
+        match = self._look_up(row)
+        return match.miss or ("" if _is_worth_it(row, match) else REQUEST)
+
+    def left(self, row: Row) -> int:
+        """Return how many tokens of the row's prompt are to run, by what is stored now."""
+        match = None if row.prefilled or row.sparse else self._find(row)
+        return row.left - match.length if match else row.left
+
+    def ready(self, heads: Iterable[Row], begun: Iterable[Row]) -> dict[Row, Match | None]:
+        """Return the rows of `heads` that need not wait for another, each with the stored prefix to restore.
+
+        A row in prefill waits for none; another one only for rows before it and those in `begun`. So they
+        never wait in a cycle.
+        """
+        ahead = list(begun)
+        ready: dict[Row, Match | None] = {}
+        for row in heads:
+            row.waits_for = None
+            if row.prefilled or row.sparse:
+                ready[row] = None
+            elif other := self._awaited(row, ahead):
+                row.waits_for = other.id
+            else:
+                ready[row] = self._find(row)
+            ahead.append(row)
+        return ready
+
+    def _find(self, row: Row) -> Match | None:
+        """Return the stored prefix that a row without caches can begin with; None if none is worth it."""
+        match = self._look_up(row)
+        return match if _is_worth_it(row, match) else None
+
+    def _awaited(self, row: Row, others: Iterable[Row]) -> Row | None:
+        """Return the first of `others`, which run before `row`, that will soon store a much longer prefix.
+
+        If the prefix needs a recurrent state, a snapshot position is added to the other row.
+        """
+        if len(row.tokens) <= AWAITED_TOKENS_MIN or row.never_waits:
+            return None
+        there = self._look_up(row).length
+        for other in others:
+            if (
+                other is row
+                or other.prompt_group == row.prompt_group
+                or other.request.salt != row.request.salt
+            ):
+                continue
+            if other.sparse or (other.is_batch and not row.is_batch):
+                continue  # stores nothing, or may be preempted first
+            until = min(self._shared(row, other), row.reusable)
+            if until - there >= AWAITED_TOKENS_MIN and self._promises(other, until):
+                return other
+        return None
+
+    def _promises(self, other: Row, until: int) -> bool:
+        """Return whether the prefix up to about `until` will be stored; schedule a snapshot if needed."""
+        if not self._index.shape.has_states:
+            return other.stored_upto < until
+        if any(other.prefilled < cut <= until < cut + CUT_NEAR for cut in other.snapshot_positions):
+            return True
+        if other.prefilled >= until or len(other.snapshot_positions) >= CUTS_MAX:
+            return False
+        bisect.insort(other.snapshot_positions, until)
+        return True
+
+    def _look_up(self, row: Row) -> Match:
+        seen = self._seen.get(row.id)
+        if seen is None or seen.version != self._index.version:
+            match = self._index.find(row.tokens, salt=row.request.salt, limit=row.reusable, ram_only=True)
+            seen = self._seen[row.id] = _Seen(self._index.version, match)
+        return seen.match
+
+    def _shared(self, row: Row, other: Row) -> int:
+        pair = (row.id, other.id)
+        if pair not in self._common:
+            self._common[pair] = common_prefix_length(row.tokens, other.tokens)
+        return self._common[pair]
+
+
+def _is_worth_it(row: Row, match: Match) -> bool:
+    """Return whether a match is worth restoring.
+
+    Any match that covers an image is: prompts with images run alone, and it saves encoding the image.
+    """
+    reaches_image = bool(row.images) and match.length >= row.images[0].end
+    return match.length >= REUSED_TOKENS_MIN or reaches_image

@@ -1,0 +1,327 @@
+"""Prefix store: stores and restores KV cache prefixes in memory and on disk. On the model thread.
+
+The index maps prefixes to stored items. The engine copies them from rows and restores rows from them. The
+disk tier reads and writes on its own thread, and replies through the loop's inbox. Nothing here can fail a
+request: what cannot be stored or restored is computed.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from protocol.common.log_context import about
+from protocol.types import PrefixStatus
+from worker.contract.device_errors import raise_if_device_failed
+from worker.contract.engine import CacheSegment, CacheSlice, Engine, Model
+from worker.core.commands import Command, DiskSpace, Fetched, Written
+from worker.core.prefix.disk import DiskTier
+from worker.core.prefix.files import Record
+from worker.core.prefix.index import BLOCK_TOKENS, PrefixIndex, keep
+from worker.core.prefix.items import Item
+from worker.core.prefix.matching import Match
+from worker.core.rows import Phase, Row
+
+log = logging.getLogger(__name__)
+
+KEPT_TOKENS_MIN = 256
+"""Interval in tokens at which a running prefill is stored."""
+DISK_TOKENS_MIN = 512
+"""Minimum length of a prefix that is written to disk: computing a shorter one again costs less."""
+ENDED_TOKENS_MIN = 64
+"""Minimum length of a cancelled prefill that is stored."""
+READ_SILENCE_S_MAX = 5.0
+"""Silence on outstanding reads after which no row waits for the disk until it replies again."""
+READ_WAIT_S_MAX = 60.0
+"""Maximum wait of a row for its prefix from a disk that replies."""
+
+
+_RAM_DEFAULT = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLimits:
+    """Limits in bytes: in memory (None: a quarter of the memory for caches), and on disk, in `folder`, where
+    at most `disk_share` of the free space is taken."""
+
+    ram: int | None
+    disk: int
+    folder: Path
+    disk_share: float = 1.0
+
+
+def disk_limit(disk_max: int, share: float, room: int | None) -> int:
+    """Return the bytes on disk: at most `disk_max`, and at most `share` of the `room`, which is free or
+    taken by the cache itself. None: unknown."""
+    return disk_max if room is None else min(disk_max, int(share * room))
+
+
+@dataclass(slots=True)
+class _DiskWait:
+    """A row that waits for blocks from disk, with their digests and the time since when."""
+
+    row: Row
+    digests: set[str]
+    since: float
+
+
+@dataclass(slots=True)
+class PrefixStore:
+    """Stored prefixes of one model. `post` puts a command into the loop's inbox, from any thread.
+
+    `ram_max`: bytes in memory. `disk`: None without a disk tier; then `disk_max` and `disk_share` are
+    ignored.
+    """
+
+    engine: Engine
+    index: PrefixIndex
+    ram_max: int
+    post: Callable[[Command], None]
+    disk: DiskTier | None = None
+    disk_max: int = 0
+    disk_share: float = 1.0
+    _writing: dict[str, Item] = field(default_factory=dict)
+    _reading: dict[str, Item] = field(default_factory=dict)
+    _waits: dict[str, _DiskWait] = field(default_factory=dict)
+    """By the row's id."""
+    _disk_answered_at: float = 0.0
+    """Time of the disk's last reply, or of the first read after all were answered."""
+    _is_silent: bool = False
+    read_timeouts: int = 0
+    """Number of rows whose wait for the disk timed out."""
+
+    # --- from the disk ---
+
+    def open(self) -> None:
+        """Index what is on disk, and remove orphans, blocks whose parents are gone."""
+        if self.disk is None:
+            return
+        began = time.monotonic()
+        found = self.disk.scan()
+        self.disk.remove(self.index.restore_from_disk(found))
+        self.fit_disk()
+        if found:
+            took = time.monotonic() - began
+            log.info(
+                "found %d stored prefixes on disk, %d bytes, in %.1f s",
+                len(found),
+                self.index.disk_bytes,
+                took,
+            )
+
+    def fetch(self, row: Row, now: float) -> None:
+        """Hold a row if part of its longest stored prefix is on disk only; read that part block by block."""
+        if self.disk is None or row.sparse or self._is_silent:
+            return
+        match = self.index.find(row.tokens, salt=row.request.salt, limit=row.reusable)
+        if not match.missing:
+            return
+        if not self._reading:
+            self._disk_answered_at = now
+        self._waits[row.id] = _DiskWait(row, {item.digest for item in match.missing}, now)
+        row.is_blocked, row.blocks_awaited = True, len(match.missing)
+        fresh = [item for item in match.missing if item.digest not in self._reading]
+        self.index.hold(fresh)
+        for item in fresh:
+            self._reading[item.digest] = item
+            self.disk.read([item.digest], lambda records: self.post(Fetched(records)))
+
+    def fetched(self, records: Mapping[str, Record | None], now: float) -> list[str]:
+        """Load blocks read from disk, and return the ids of rows that wait for no more."""
+        self._disk_answered_at, self._is_silent = now, False
+        for digest, record in records.items():
+            item = self._reading.pop(digest)
+            self.index.release([item])
+            self._load(item, record)
+        ready = []
+        for id, wait in list(self._waits.items()):
+            wait.digests.difference_update(records)
+            wait.row.blocks_awaited = len(wait.digests)
+            if not wait.digests:
+                del self._waits[id]
+                ready.append(id)
+        return ready
+
+    def overdue(self, now: float) -> list[str]:
+        """Return the ids of rows that go on without the disk: they waited too long, or it is silent.
+
+        To be called after all its replies were handled.
+        """
+        self._is_silent = bool(self._reading) and now - self._disk_answered_at > READ_SILENCE_S_MAX
+        late = [
+            id for id, wait in self._waits.items() if self._is_silent or now - wait.since > READ_WAIT_S_MAX
+        ]
+        for id in late:
+            del self._waits[id]
+        self.read_timeouts += len(late)
+        return late
+
+    def _load(self, item: Item, record: Record | None) -> None:
+        cut: CacheSlice | None = None
+        try:
+            if record is not None:
+                cut = self.engine.unpack(record.blobs, record.about["payload"])
+        except Exception as error:  # an unreadable file is a miss
+            raise_if_device_failed(error)
+            log.warning("stored prefix %s cannot be used", item.digest, exc_info=True)
+        if cut is None:
+            if self.disk is not None:
+                self.disk.remove([item.digest])
+            self.index.lost(item)
+        else:
+            self.index.loaded(item, cut.payload, cut.nbytes)
+
+    # --- rows ---
+
+    def restore(self, row: Row, match: Match) -> bool:
+        """Restore the row's caches from a stored prefix. Return False if it was evicted or is unusable."""
+        pieces = [CacheSegment(b.payload, b.first, b.last, count) for b, count in match.pieces]
+        states = match.snapshot.payload if match.snapshot else None
+        if any(item.payload is None for item in match.items):
+            return False
+        try:
+            self.engine.restore(row.id, pieces, states)
+        except Exception as error:
+            raise_if_device_failed(error)
+            log.exception("%s: a stored prefix cannot be restored", row.id, extra=about(row.id))
+            self.engine.drop(row.id)
+            for item in match.items:
+                self.index.lost(item)
+            return False
+        row.stored_upto = max(row.stored_upto, match.length)
+        return True
+
+    def keep(self, row: Row, *, done: bool = False) -> None:
+        """Store the prefix of a row in prefill, if it is due. `done`: the prefill is complete."""
+        if row.sparse:
+            return  # tokens after a skipped part have not attended to it
+        at = row.prefilled
+        is_cut = done or at in row.snapshot_positions
+        if (is_cut or at - row.stored_upto >= KEPT_TOKENS_MIN) and at > row.stored_upto:
+            self._store_row(row, row.tokens[:at], states=is_cut)
+            row.stored_upto = at
+
+    def store_ended_row(self, row: Row) -> None:
+        """Store the prefix of a row that ends, before its caches are dropped."""
+        if row.sparse:
+            return
+        if row.phase is Phase.DECODE:
+            # Until it has decoded, its last token is not in its caches; its prompt is stored.
+            if row.has_decoded:
+                self._store_row(row, (*row.request.tokens, *row.answered), states=True)
+        elif row.prefilled >= ENDED_TOKENS_MIN:
+            self._store_row(row, row.tokens[: row.prefilled], states=True)
+
+    def _store_row(self, row: Row, tokens: tuple[int, ...], *, states: bool) -> None:
+        salt, end = row.request.salt, len(tokens)
+        try:
+            stored = keep(
+                self.index,
+                self.engine,
+                row.id,
+                tokens,
+                salt=salt,
+                block_tokens=BLOCK_TOKENS,
+                states=states,
+            )
+        except Exception as error:  # the row goes on without
+            raise_if_device_failed(error)
+            log.exception("%s: its cache cannot be stored", row.id, extra=about(row.id))
+            return
+        if not stored:
+            return
+        if row.request.pin and row.request.boundaries:
+            self.index.pin(tokens, salt=salt, last=min(end, row.request.boundaries[-1]))
+        if end >= DISK_TOKENS_MIN:
+            # With its parents, which may have been too short, or refused, when they were stored.
+            self._write([*self.index.find(tokens, salt=salt, limit=end).items, *stored])
+        self.fit(self.ram_max)
+
+    # --- bounds ---
+
+    def fit(self, ram_max: int | None) -> None:
+        """Evict prefixes beyond the memory limit. `ram_max`: the memory that rows leave."""
+        self.index.shrink_ram(self.ram_max if ram_max is None else min(self.ram_max, ram_max))
+
+    def fit_disk(self) -> None:
+        """Evict prefixes on disk beyond its limit, which shrinks when others fill the disk."""
+        if self.disk is not None:
+            self.disk.remove([item.digest for item in self.index.shrink_disk(self._disk_limit())])
+
+    def _disk_limit(self) -> int:
+        if self.disk is None:
+            return self.disk_max
+        return disk_limit(self.disk_max, self.disk_share, self.disk.room)
+
+    def _write(self, items: Iterable[Item]) -> None:
+        if self.disk is None:
+            return
+        for item in items:
+            if item.disk_bytes or item.digest in self._writing or item.payload is None:
+                continue
+            blobs, rest = self.engine.pack(item.payload)
+            about = {**self.index.describe(item), "payload": rest}
+            if self.disk.write(
+                Record(item.digest, about, blobs), lambda digest, size: self.post(Written(digest, size))
+            ):
+                self._writing[item.digest] = item
+
+    def written(self, digest: str, file_bytes: int | None) -> None:
+        """Record that a file was written with `file_bytes` bytes; None: the write failed."""
+        item = self._writing.pop(digest)
+        if file_bytes is not None and not self.index.to_disk(item, file_bytes) and self.disk is not None:
+            self.disk.remove([digest])  # evicted meanwhile
+        self.fit_disk()
+
+    def clear(self, namespace: str = "") -> tuple[int, int]:
+        """Evict a namespace's prefixes that are not in use; return the bytes freed in memory and on disk."""
+        before = self.index.ram_bytes, self.index.disk_bytes
+        gone = self.index.clear(namespace)
+        if self.disk is not None:
+            self.disk.remove([item.digest for item in gone])
+        return before[0] - self.index.ram_bytes, before[1] - self.index.disk_bytes
+
+    def count(self, row: Row, match: Match | None, miss: str) -> None:
+        """Count the prefix hit or miss of a request that begins."""
+        self.index.count(match, prompt_tokens=len(row.request.tokens), miss=miss)
+
+    def drop(self, id: str) -> None:
+        """End a row's wait; the blocks being read for it are stored for others."""
+        self._waits.pop(id, None)
+
+    def close(self) -> None:
+        """Close the disk tier, and wait a moment for its queued writes."""
+        if self.disk is not None:
+            self.disk.close(wait=True)
+
+    @property
+    def name(self) -> str:
+        """Name of the disk tier's location; empty without one."""
+        return self.disk.name if self.disk is not None else ""
+
+    def status(self) -> PrefixStatus:
+        status = self.index.status(ram_limit=self.ram_max, disk_limit=self._disk_limit())
+        return msgspec.structs.replace(status, read_timeouts=self.read_timeouts)
+
+
+def open_store(model: Model, limits: StoreLimits, post: Callable[[Command], None]) -> PrefixStore | None:
+    """Open the prefix store of a model; None if the model or the settings do not allow one."""
+    shape, facts = model.engine.shape, model.info
+    if shape is None or limits.ram == 0:
+        return None
+    ram_max = limits.ram
+    if ram_max is None:
+        ram_max = _RAM_DEFAULT if facts.cache_bytes_max is None else facts.cache_bytes_max // 4
+    disk = None
+    if limits.disk and facts.fingerprint:
+        disk = DiskTier(
+            limits.folder / facts.fingerprint, facts.fingerprint, on_space=lambda: post(DiskSpace())
+        )
+    store = PrefixStore(model.engine, PrefixIndex(shape), ram_max, post, disk, limits.disk, limits.disk_share)
+    store.open()
+    return store

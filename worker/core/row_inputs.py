@@ -1,0 +1,46 @@
+"""What the engine gets of rows beside their chunks: adapters, images, gaps, last tokens; rows to drop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from worker.contract.engine import NO_LAST, Engine
+from worker.core.rows import Group
+
+
+def set_inputs(engine: Engine, group: Group) -> None:
+    """Pass the engine the adapters and images of rows whose caches are about to be created, and the gaps of
+    others."""
+    for row in (chunk.row for chunk in group):
+        if not row.prefilled:
+            engine.expect_tokens(row.id, len(row.tokens))
+        if row.request.adapter and not row.prefilled:
+            engine.set_adapter(row.id, row.request.adapter)
+        if row.images and not row.prefilled:
+            engine.set_images(row.id, row.tokens, row.images)
+        if gap := row.gap(row.prefilled):
+            engine.skip_tokens(row.id, row.prefilled - gap, row.prefilled)
+
+
+def last_tokens(engine: Engine, group: Group, *, is_stored: bool) -> Mapping[str, int]:
+    """Return the last tokens of the prompts that end with their chunks, to be fed along.
+
+    None where a cache must stop before that token, to be stored with recurrent states that an equal prompt
+    can begin with. `is_stored`: caches are stored.
+    """
+    if is_stored and engine.shape is not None and engine.shape.has_states:
+        return NO_LAST
+    ending = [chunk for chunk in group if chunk.last and chunk.tokens]
+    return {chunk.row.id: chunk.row.tokens[-1] for chunk in ending}
+
+
+def drop_rows(engine: Engine, group: Group) -> None:
+    """Drop the caches of all rows of a group."""
+    for chunk in group:
+        engine.drop(chunk.row.id)
+
+
+def evict_images(engine: Engine, digests: Sequence[str]) -> None:
+    """Evict images from the engine."""
+    for digest in digests:
+        engine.evict_image(digest)

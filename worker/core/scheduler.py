@@ -1,0 +1,462 @@
+"""Scheduler with continuous batching and chunked prefill. Plain Python, deterministic: no MLX, no clock.
+
+Measured times are passed in. Each step decodes every started row, then prefills as much as the inter-token
+target leaves time for. The order is that of priority, then of arrival. Invariants: a request is in exactly
+one phase; at most `rows_max` rows run; reserved memory is at most `bytes_max`; no row takes a place or memory
+that an earlier one waits for. A preempted row keeps its place in the queue. Among rows that have a place,
+short prompts go before a long one in every other step, so that they wait for one of its chunks only. Lines of
+batches have the lowest priority, and are preempted when another row waits for their place or memory.
+
+Short prompts beyond `rows_max` may be prefilled along with an admitted one, since a call with several costs
+little more. At most `AHEAD_MAX` rows wait with such a prompt in their caches; they are preempted first.
+
+If the first row in the queue needs an image that is not cached, the step encodes that image and prefills
+nothing, so that streams wait for one image at a time.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from protocol.errors import too_long
+from protocol.types import ImageStatus
+from worker.contract.engine import EngineRequest
+from worker.contract.images import ImageInput
+from worker.core.batching_window import Bursts
+from worker.core.encoder_cache import EncoderCacheManager, images_of
+from worker.core.memory_reservations import Reservations
+from worker.core.prefill_batches import begin_of, form_groups, is_short, leads_of, overtaking
+from worker.core.prefill_cost import PrefillCall, PrefillCostModel
+from worker.core.prefix.index import PrefixIndex
+from worker.core.prefix.matching import Match
+from worker.core.prefix.sharing import OFF, Sharing
+from worker.core.rows import Chunk, EncodeImage, Group, Phase, Row, SchedulerOutput, call_of, row_of
+
+AHEAD_MAX = 7
+BURST_PROMPT_S_MAX = 5.0
+"""Longest prompt in seconds for which those that came with it decode seldom."""
+_SETTLING_STEPS = 2
+_WITH_PLACE = (Phase.PREFILL, Phase.DECODE)
+_WITH_MEMORY = (Phase.PREFILLED, Phase.PREFILL, Phase.DECODE)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Limits of the scheduler. `bytes_max`: memory for KV caches; `image_bytes_max`: memory for encoded
+    images, in addition. `row_bytes`: cache bytes of a row by its length. `aside_bytes`: of `bytes_max`, left
+    to adapters."""
+
+    rows_max: int
+    prefill_tokens: int = 2048
+    inter_token_target_s: float = 0.1
+    inter_token_s_max: float = 1.0
+    bytes_max: int | None = None
+    row_bytes: Callable[[int], int] = lambda tokens: 0
+    image_bytes_max: int | None = None
+    aside_bytes: int = 0
+
+
+class Scheduler:
+    """The scheduler of one worker over its rows."""
+
+    def __init__(self, policy: SchedulerConfig, prefixes: PrefixIndex | None = None) -> None:
+        """`prefixes`: index of the prefix cache; None: no prefix is reused."""
+        self._policy = policy
+        self._sharing = None if prefixes is None else Sharing(prefixes)
+        self._pace = PrefillCostModel(
+            target_s=policy.inter_token_target_s,
+            gap_s_max=policy.inter_token_s_max,
+            tokens_max=policy.prefill_tokens,
+        )
+        self._encoder_cache = EncoderCacheManager(policy.image_bytes_max)
+        self._arrivals = itertools.count()
+        self._rows: dict[str, Row] = {}
+        self._in: dict[Phase, dict[str, Row]] = {phase: {} for phase in Phase}
+        self._deadlines: dict[str, float] = {}
+        self.reservations = Reservations(policy.bytes_max, policy.row_bytes, policy.aside_bytes)
+        self._has_overtaken = False
+        """Whether short prompts went before a long one in the last plan."""
+        self._settling, self._step_ended_at = 0, 0.0
+        self._bursts = Bursts()
+        self._calls: list[PrefillCall] = []
+        self._images_to_encode = False
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(list(self._rows.values()))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether one more row would wait for a place."""
+        return len(self._rows) >= self._policy.rows_max
+
+    @property
+    def decodes(self) -> bool:
+        """Whether any row has started."""
+        return self.count(Phase.DECODE) > 0
+
+    @property
+    def decoding(self) -> list[Row]:
+        """The started rows."""
+        return list(self._in[Phase.DECODE].values())
+
+    def count(self, *phases: Phase) -> int:
+        """Return the number of rows in `phases`."""
+        return sum(len(self._in[phase]) for phase in phases)
+
+    def get(self, id: str) -> Row | None:
+        return self._rows.get(id)
+
+    # --- coming and going ---
+
+    def add(self, request: EngineRequest, now: float, *, sparse: bool = False) -> Row:
+        """Add a request to the queue. Raises `RequestError` for one that could never run.
+
+        `sparse`: parts of its prompt will be skipped; it shares no prefix with others.
+        """
+        if request.id in self._rows:
+            raise ValueError(f"row {request.id} exists already")
+        row = row_of(request, images_of(request), sparse=sparse)
+        if self.reservations.needs(row.length) > self.reservations.bytes_max:
+            tokens_max = self.reservations.tokens_max(row.length)
+            raise too_long(tokens_max, row.length, request.source, by_memory=True)
+        self._encoder_cache.check(request)
+        self.reservations.hold_pixels(row)
+        number = next(self._arrivals)
+        row.queue_key, row.prompt_group = (request.priority, number), self._prompt_group(row, number)
+        row.burst = self._bursts.arrived(now, idle=not self._rows)
+        self._rows[row.id] = self._in[Phase.WAITING][row.id] = row
+        if self._sharing:
+            self._sharing.begin(row)
+        if request.deadline_s is not None:
+            self._deadlines[row.id] = now + request.deadline_s
+        return row
+
+    def drop(self, id: str) -> Row | None:
+        """Remove a row, for whatever reason. This is the only place that does. Idempotent."""
+        row = self._rows.pop(id, None)
+        if row is not None:
+            del self._in[row.phase][id]
+            self._deadlines.pop(id, None)
+            self.reservations.release(row)
+            self.reservations.pixel_bytes -= row.pixel_bytes
+            self.reservations.forget()
+            if self._sharing:
+                self._sharing.end(row)
+        return row
+
+    def overdue(self, now: float) -> list[Row]:
+        """Return the rows whose deadline has passed."""
+        return [self._rows[id] for id, deadline in self._deadlines.items() if deadline <= now]
+
+    def _prompt_group(self, row: Row, number: int) -> int:
+        # A prompt of one token needs no prefill that could be shared.
+        if len(row.tokens) > 1 and not row.sparse:
+            for other in self._of(Phase.PREFILL, Phase.PREFILLED, Phase.WAITING):
+                if row.is_twin(other):
+                    return other.prompt_group
+        return number
+
+    # --- what has happened ---
+
+    def ran(self, group: Group) -> None:
+        """Record that the chunks of a group are in their rows' caches."""
+        self._calls.append(call_of(group))
+        for chunk in group:
+            self._encoder_cache.ran(chunk)
+            chunk.row.prefilled = chunk.row.beyond(chunk.begin + len(chunk.tokens))
+
+    def anew(self, chunk: Chunk) -> Chunk:
+        """Return a chunk from the start of the row to the end of `chunk`, since the row's cache was lost."""
+        tokens = chunk.row.tokens[: chunk.begin + len(chunk.tokens)]
+        chunk.row.prefilled = 0
+        return replace(chunk, tokens=tokens, match=None)
+
+    def on_image_encoded(self, row: Row, image: ImageInput, nbytes: int) -> list[str]:
+        """Record that an image of `nbytes` bytes was encoded for a row; return the digests to evict."""
+        return self._encoder_cache.encoded(row, image, nbytes)
+
+    def forget_images(self, namespace: str = "") -> tuple[list[str], int]:
+        """Evict a namespace's images that are not needed now; return their digests and the bytes freed."""
+        return self._encoder_cache.clear(self._of(Phase.PREFILL), namespace)
+
+    @property
+    def image_status(self) -> ImageStatus | None:
+        """Status of the encoder cache; None if it has no memory."""
+        return self._encoder_cache.status() if self._policy.image_bytes_max != 0 else None
+
+    def release(self, id: str) -> None:
+        """Stop holding a row. Unknown ids are ignored."""
+        if row := self._rows.get(id):
+            row.is_blocked, row.blocks_awaited = False, 0
+
+    def started(self, row: Row, *, sampled: int = 0) -> None:
+        """Record that a row has joined the decode batch. `sampled`: tokens from the pass of its prompt."""
+        row.sampled_early = sampled
+        self._move(row, Phase.DECODE)
+
+    def on_step_end(self, now: float, *, decoded: bool | None) -> None:
+        """End a lap: all work since the last one is done, a decode step included if `decoded`.
+
+        With running streams a lap is their inter-token time. `decoded` None: nothing is learned from it, nor
+        from a lap in which an image was encoded.
+        """
+        self._pace.rows = self.count(Phase.DECODE)
+        if decoded is not None and not self._images_to_encode:
+            self._pace.learn(now - self._step_ended_at, decoded=decoded, calls=self._calls)
+        self._step_ended_at, self._calls, self._images_to_encode = now, [], False
+        self._bursts.on_step_end(now, has_worked=decoded is not None)
+
+    def disturb(self) -> None:
+        """Exclude the current lap from the cost model."""
+        self._images_to_encode = True
+
+    @property
+    def decode_s(self) -> float:
+        """Estimated seconds of a decode step; 0 if unknown."""
+        return self._pace.decode_s
+
+    def answered(self, row: Row, token: int) -> bool:
+        """Append a token to the answer. Return False if another would not fit even if the row were alone."""
+        row.answered.append(token)
+        row.length += 1
+        row.restarts = 0
+        return row.length < row.reserved_length or self.reservations.reserve(row)
+
+    def miss(self, row: Row) -> str:
+        """Return why no more of a row's prompt is reused, as a value of `protocol.types.PrefixReuse.miss`."""
+        return OFF if self._sharing is None else self._sharing.miss(row)
+
+    def relatives(self, row: Row) -> list[Row]:
+        """Return the rows of its family that have not started, including itself."""
+        return [
+            other
+            for other in self._of(Phase.PREFILL, Phase.PREFILLED, Phase.WAITING)
+            if other.prompt_group == row.prompt_group
+        ]
+
+    def rewind(self) -> None:
+        """Restart all prefills, since every cache was lost. Started rows must have been dropped."""
+        for row in self._of(Phase.PREFILL, Phase.PREFILLED):
+            row.prefilled = 0
+
+    def has_room(self, cache_bytes: int) -> bool:
+        """Return whether the first row in the queue could be admitted now, by places and memory."""
+        ready = self._ready()
+        admitted = self.count(Phase.PREFILL, Phase.DECODE)
+        if not (ready and admitted):
+            return admitted < self._policy.rows_max
+        first = min(ready, key=_order)
+        yielding = [row for row in self._of(*_WITH_MEMORY) if _gives_way(row, first)]
+        admitted -= sum(row.phase is not Phase.PREFILLED for row in yielding)
+        free = self.reservations.free(cache_bytes) - admitted * self.reservations.block_bytes
+        free += sum(row.bytes for row in yielding)
+        needed = self.reservations.needs(first.length) - first.bytes
+        return admitted < self._policy.rows_max and free >= needed
+
+    def restart(self, row: Row) -> None:
+        """Requeue a starved row without caches and without waits.
+
+        Its entries in all tables are created anew, since one of them may be what is wrong.
+        """
+        for rows in self._in.values():
+            rows.pop(row.id, None)
+        self._rows[row.id] = self._in[row.phase][row.id] = row
+        self._preempt(row)
+        row.prompt_group, row.waits_for, row.never_waits = next(self._arrivals), None, True
+        row.is_blocked, row.blocks_awaited = False, 0
+        row.restarts += 1
+
+    # --- what is next ---
+
+    def plan(self, cache_bytes: int = 0) -> SchedulerOutput:
+        """Plan the work before the next decode step. `cache_bytes`: real usage of all caches."""
+        preempted = self._make_room(cache_bytes)
+        line, behind = self._line(cache_bytes, preempted)
+        if not line or (self.decodes and self._pace.pauses_prefill()):
+            return SchedulerOutput(preempted=preempted)
+        heads = self._heads(line, behind)
+        if look := self._next_image(line, heads):
+            return SchedulerOutput(self._begin(look.row, heads[look.row]), preempted, look)
+        return SchedulerOutput(self._fill(line, behind, heads), preempted)
+
+    def _line(self, cache_bytes: int, preempted: list[Row]) -> tuple[list[Row], list[Row]]:
+        """Return rows in prefill or admissible now, in order; and rows that could run ahead with them.
+
+        A row is admitted only if all running rows can still grow by a block, or it would soon be preempted.
+        Held rows are skipped. Rows that give way to an admissible one are preempted.
+        """
+        admitted: list[Row] = []
+        behind: list[Row] = []
+        running, block_bytes = self.count(*_WITH_PLACE), self.reservations.block_bytes
+        free = self.reservations.free(cache_bytes) - running * block_bytes
+        ready = sorted(self._ready(), key=_order)
+        for at, row in enumerate(ready):
+            if running + len(admitted) >= self._policy.rows_max:
+                if (last := self._victim(row, _WITH_PLACE)) is None:
+                    behind = self._next_in_queue(ready[at:], free) if admitted else []
+                    break
+                free += last.bytes + block_bytes
+                running -= 1
+                preempted.append(self._preempt(last))
+            free -= self.reservations.needs(row.length) - row.bytes
+            while free < 0 and (last := self._victim(row, _WITH_MEMORY)):
+                if last.phase is not Phase.PREFILLED:
+                    free += block_bytes
+                    running -= 1
+                free += last.bytes
+                preempted.append(self._preempt(last))
+            if free < 0 and (running or admitted):
+                break
+            admitted.append(row)
+            free -= block_bytes
+        return sorted([*self._in[Phase.PREFILL].values(), *admitted], key=_order), behind
+
+    def _ready(self) -> list[Row]:
+        """Return the rows that may be admitted."""
+        return [row for row in self._of(Phase.PREFILLED, Phase.WAITING) if not row.is_blocked]
+
+    def _next_in_queue(self, rows: list[Row], free: float) -> list[Row]:
+        """Return rows not admitted whose prompts could run ahead, in order, up to the first that cannot."""
+        behind: list[Row] = []
+        room = AHEAD_MAX - sum(row.prefilled > 0 for row in self._in[Phase.PREFILLED].values())
+        for row in rows:
+            if row.prefilled:
+                continue
+            free -= self.reservations.needs(row.length) - row.bytes + self.reservations.block_bytes
+            if (
+                len(behind) == room
+                or free < 0
+                or row.prompt_group != row.queue_key[1]
+                or not is_short(row, None)
+            ):
+                break
+            behind.append(row)
+        return behind
+
+    def _victim(self, first: Row, phases: Sequence[Phase]) -> Row | None:
+        """Return the row in `phases` that is preempted next so that `first` is admitted, if any."""
+        yielding = [row for row in self._of(*phases) if _gives_way(row, first)]
+        return max(yielding, key=_preemption_order, default=None)
+
+    def _heads(self, line: list[Row], behind: list[Row]) -> dict[Row, Match | None]:
+        """Return the rows that run for their families, in order, each with the stored prefix to restore."""
+        leads = leads_of(line)
+        heads = [*leads.values(), *(row for row in behind if row.prompt_group not in leads)]
+        begun = [row for row in self._of(Phase.PREFILL) if row.prefilled]
+        return self._sharing.ready(heads, begun) if self._sharing else dict.fromkeys(heads)
+
+    def _next_image(self, line: list[Row], heads: Mapping[Row, Match | None]) -> EncodeImage | None:
+        """Return the image to encode before the first row can run further, if any."""
+        first, match = next(iter(heads.items()), (None, None))
+        if first is None or first not in line:
+            return None
+        begin = begin_of(first, match)
+        image = self._encoder_cache.missing(first, begin)
+        if image is None or self._encoder_cache.reach(first, begin) > begin:
+            return None
+        self._images_to_encode = True
+        prefilling = [*self._of(Phase.PREFILL), first]
+        return EncodeImage(first, image, self._encoder_cache.make_room(image.nbytes, prefilling))
+
+    def _begin(self, row: Row, match: Match | None) -> list[Group]:
+        """Admit a row whose image is about to be encoded, and restore its stored prefix."""
+        self._admit([row], Phase.PREFILL)
+        return [[Chunk(row, (), last=False, match=match)]] if match or not row.reuse else []
+
+    def _fill(self, line: list[Row], behind: list[Row], heads: Mapping[Row, Match | None]) -> list[Group]:
+        """Form the groups of a plan and admit their rows, those of `behind` to phase `PREFILLED`."""
+        # In every other step, so that many short prompts cannot starve a long one.
+        short = [] if self._has_overtaken else overtaking(heads, line)
+        self._has_overtaken = bool(short)
+        heads = {row: heads[row] for row in (*short, *heads)}
+        budget = self._pace.budget(decoding=self.decodes, may_wait=self._may_wait(heads))
+        groups = form_groups(line, heads, budget, self._encoder_cache)
+        for chunk in itertools.chain.from_iterable(groups):
+            rows = (chunk.row, *chunk.copies)
+            self._admit(rows, Phase.PREFILLED if chunk.row in behind else Phase.PREFILL)
+        return groups
+
+    def _may_wait(self, heads: Mapping[Row, Match | None]) -> bool:
+        """Return whether the rows that decode may wait up to the bound of a gap for the next prompts: lines
+        of batches for interactive ones, and those that came together for each other's, if not long.
+
+        A decode step of few rows takes nearly as long as one of all, so until all have started, few are run:
+        all complete sooner. Streams of a lost worker come together too.
+        """
+        if not heads:
+            return False
+        first, match = next(iter(heads.items()))
+        begin, decoding = begin_of(first, match), self.decoding
+        streams = [row for row in decoding if not row.is_batch]
+        if not streams and not first.is_batch:
+            return True
+        if streams and first.is_batch:
+            return False
+        next_s = self._pace.seconds([PrefillCall(len(first.tokens) - begin, begin)])
+        came_with = {row.burst for row in heads}
+        return next_s <= BURST_PROMPT_S_MAX and all(row.burst in came_with for row in streams or decoding)
+
+    def _admit(self, rows: Sequence[Row], phase: Phase) -> None:
+        for row in rows:
+            if row.phase is not phase:
+                self._move(row, phase)
+                self.reservations.reserve(row)
+
+    # --- bytes ---
+
+    def _make_room(self, cache_bytes: int) -> list[Row]:
+        """Preempt rows until the reserved memory fits. The last row stays: alone it fits."""
+        preempted: list[Row] = []
+        reservations = self.reservations
+        self._settling = max(0, self._settling - 1)
+        # Real usage may exceed what is reserved, and drops a step or two after a preemption.
+        surprised = cache_bytes > reservations.bytes_max and not self._settling
+        if surprised:
+            reservations.learn(cache_bytes)
+        while self.count(*_WITH_MEMORY) > 1 and (reservations.reserved > reservations.bytes_max or surprised):
+            preempted.append(self._preempt(max(self._of(*_WITH_MEMORY), key=_preemption_order)))
+            self._settling, surprised = 1 + _SETTLING_STEPS, False
+        return preempted
+
+    def _preempt(self, row: Row) -> Row:
+        """Preempt a row: it loses its cache, and keeps its answer and its place in the queue."""
+        self._move(row, Phase.WAITING)
+        self.reservations.release(row)
+        row.prefilled = 0
+        row.preemptions += 1
+        if row.answered:
+            row.tokens = (*row.request.tokens, *row.answered)
+            row.prompt_group, row.digest = next(self._arrivals), hash(row.tokens)
+        if self._sharing:
+            self._sharing.end(row)
+        return row
+
+    def _of(self, *phases: Phase) -> list[Row]:
+        return [row for phase in phases for row in self._in[phase].values()]
+
+    def _move(self, row: Row, phase: Phase) -> None:
+        del self._in[row.phase][row.id]
+        row.phase = phase
+        self._in[phase][row.id] = row
+
+
+def _order(row: Row) -> tuple[int, int]:
+    return row.queue_key
+
+
+def _preemption_order(row: Row) -> tuple[bool, bool, tuple[int, int]]:
+    """Return the sort key of preemption; the highest is preempted first."""
+    return row.is_batch, row.phase is Phase.PREFILLED, row.queue_key
+
+
+def _gives_way(row: Row, other: Row) -> bool:
+    """Return whether a row is preempted if another one needs what it has: batch rows for all others, and
+    among equals those prefilled ahead for earlier ones."""
+    if row.is_batch != other.is_batch:
+        return row.is_batch
+    return row.phase is Phase.PREFILLED and row.queue_key > other.queue_key

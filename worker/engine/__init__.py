@@ -1,1 +1,0 @@
-"""The engine: KV caches, batched forward passes, speculative decoding and sampling on MLX."""

@@ -1,0 +1,1 @@
+"""Images and videos: decoding, and preprocessing as upstream's processors do it."""

@@ -1,0 +1,143 @@
+"""The model's config.json, read before anything heavy is imported or loaded."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from protocol.common.error_text import describe_os_error
+from protocol.common.model_folder import read_optional, why_no_config
+from protocol.task_detection import ENCODERS
+from worker.contract.engine import ModelError
+
+CONTEXT_FALLBACK_TOKENS = 8192
+"""Context length of a model whose config has no limit, such as a recurrent one."""
+_CONTEXT_PLAUSIBLE_TOKENS_MAX = 2**27  # transformers writes 10^30 into tokenizer_config.json for "no limit"
+
+_CONTEXT_KEYS = (
+    "max_position_embeddings",
+    "max_sequence_length",
+    "max_seq_len",
+    "n_positions",
+    "n_ctx",
+    "seq_length",
+    "model_max_length",
+)
+
+TEXT_KEYS = ("text_config", "llm_config", "language_config")
+"""Keys of the language model's config, where it is one part of several."""
+_VISION_KEYS = ("vision_config", "mm_vision_tower", "vision_tower")
+"""Keys of the vision tower's config; in a few older models the value is only a name."""
+
+_MODULE = re.compile(r"[\w-]+")
+"""File name of a module in mlx-lm's models folder; `lfm2-vl` is not an identifier."""
+
+Kind = Literal["text", "vision"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Contents of config.json. `vocabulary`: size in tokens, 0 if not given. `end_tokens`: token ids."""
+
+    kind: Kind
+    architecture: str
+    context_length: int
+    vocabulary: int
+    end_tokens: tuple[int, ...]
+    architectures: tuple[str, ...] = ()
+    """Its model classes, by transformers' names."""
+
+
+def read_config(folder: Path, name: str) -> ModelConfig:
+    """Read config.json. Raises `ModelError` for a folder without a readable one, and for one with code."""
+    config = _read_object(folder / "config.json", name)
+    if config.get("model_file"):  # mlx-vlm would run it without asking
+        raise ModelError(
+            f"{name}: its config.json asks to run code of its own (model_file), which is never done."
+        )
+    text: dict[str, Any] = next((config[key] for key in TEXT_KEYS if isinstance(config.get(key), dict)), {})
+    architecture = config.get("model_type")
+    if not isinstance(architecture, str) or not architecture:
+        raise ModelError(f"{name}: config.json names no model_type. Give the folder of a language model.")
+    return ModelConfig(
+        kind="vision" if any(config.get(key) for key in _VISION_KEYS) else "text",
+        architecture=architecture,
+        context_length=_context_length(folder, config, text),
+        vocabulary=_first_count(("vocab_size",), config, text) or 0,
+        end_tokens=_end_tokens(folder, config, text),
+        architectures=tuple(str(each) for each in config.get("architectures") or ()),
+    )
+
+
+def require_known(config: ModelConfig, name: str) -> None:
+    """Raise `ModelError` unless mlx-lm or mlx-vlm implements the architecture. Imports none of their
+    models."""
+    if config.architecture in ENCODERS or reads(config) or sees(config):
+        return
+    from mlx_lm import __version__
+
+    raise ModelError(
+        f"{name}: mlx-lm {__version__} does not know the architecture {config.architecture!r}. "
+        "A newer mlx-lm may; otherwise choose another model."
+    )
+
+
+def reads(config: ModelConfig) -> bool:
+    """Return whether mlx-lm implements the architecture."""
+    from mlx_lm.utils import MODEL_REMAPPING
+
+    return _is_module("mlx_lm", MODEL_REMAPPING.get(config.architecture, config.architecture))
+
+
+def sees(config: ModelConfig) -> bool:
+    """Return whether mlx-vlm implements the architecture."""
+    from mlx_vlm.utils import MODEL_REMAPPING
+
+    architecture = config.architecture.lower()
+    return _is_module("mlx_vlm", MODEL_REMAPPING.get(architecture, architecture))
+
+
+def _is_module(package: str, module: str) -> bool:
+    return (
+        _MODULE.fullmatch(module) is not None
+        and importlib.util.find_spec(f"{package}.models.{module}") is not None
+    )
+
+
+def _read_object(file: Path, name: str) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        raise ModelError(f"{name}: {why_no_config(file.parent)}") from None
+    except PermissionError as error:
+        raise ModelError(f"{name}: {describe_os_error(error)}.") from None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{name}: {file} cannot be read ({error}). Download the model again.") from None
+    if not isinstance(content, dict):
+        raise ModelError(f"{name}: {file} is not a JSON object. Download the model again.")
+    return content
+
+
+def _first_count(keys: tuple[str, ...], *places: dict[str, Any]) -> int | None:
+    values = (place.get(key) for place in places for key in keys)
+    return next((value for value in values if isinstance(value, int) and value > 0), None)
+
+
+def _context_length(folder: Path, config: dict[str, Any], text: dict[str, Any]) -> int:
+    tokenizer = read_optional(folder / "tokenizer_config.json")
+    told = _first_count(_CONTEXT_KEYS, text, config) or _first_count(("model_max_length",), tokenizer)
+    return told if told and told <= _CONTEXT_PLAUSIBLE_TOKENS_MAX else CONTEXT_FALLBACK_TOKENS
+
+
+def _end_tokens(folder: Path, config: dict[str, Any], text: dict[str, Any]) -> tuple[int, ...]:
+    """Return the end tokens that any of the configs lists, generation_config.json's first. Upstream takes the
+    first list alone, and then goes on behind an end that only another names. The tokenizer's are added
+    elsewhere."""
+    generation = read_optional(folder / "generation_config.json")
+    told = [place.get("eos_token_id") for place in (generation, config, text)]
+    tokens = [token for each in told for token in (each if isinstance(each, list) else [each])]
+    return tuple(dict.fromkeys(token for token in tokens if type(token) is int))

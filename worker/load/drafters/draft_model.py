@@ -1,0 +1,120 @@
+"""Draft model for speculative decoding: find its files, check its tokenizer, load it beside the target."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from worker.contract.engine import ModelError
+from worker.load.config import ModelConfig, read_config, reads, require_known
+from worker.load.source import bytes_of, find_folder, weight_files
+
+if TYPE_CHECKING:
+    from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+    from worker.load.probes.cache import ProbeCache
+    from worker.runner.drafters.draft_model import DraftModelProposer
+
+
+_TRAINED_KEYS = ("dflash_config", "speculators_model_type")
+_TRAINED_KINDS = ("eagle", "dflash", "dspark", "_mtp", "_assistant")
+"""Identify trained drafters (EAGLE, DFlash, MTP) by their configs; language models have none of these."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftModel:
+    """A draft model's files. `name`: as the user gave it. `config`: its language model config; None for a
+    trained drafter that reads the target's hidden states."""
+
+    name: str
+    folder: Path
+    config: ModelConfig | None
+    files: list[Path]
+
+    @property
+    def weight_bytes(self) -> int:
+        return bytes_of(self.files)
+
+
+def find_draft(name: str) -> DraftModel:
+    """Find a draft model's files. Raises `ModelError` unless it is an mlx-lm model or a trained drafter."""
+    folder = find_folder(name, partial(_inspect, name=name))
+    return DraftModel(name, folder, _inspect(folder, name=name), weight_files(folder, name))
+
+
+def _inspect(folder: Path, *, name: str) -> ModelConfig | None:
+    if _is_trained(folder):
+        return None
+    config = read_config(folder, name)
+    require_known(config, name)
+    if not reads(config):
+        raise ModelError(f"{name}: models of the architecture {config.architecture!r} cannot draft.")
+    return config
+
+
+def _is_trained(folder: Path) -> bool:
+    """Return whether it is a drafter that reads a target's hidden states (EAGLE, DFlash and similar)."""
+    try:
+        content = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return False  # `read_config` reports it
+    if not isinstance(content, dict):
+        return False
+    named = " ".join(map(str, (content.get("model_type"), *(content.get("architectures") or ())))).lower()
+    return any(key in content for key in _TRAINED_KEYS) or any(kind in named for kind in _TRAINED_KINDS)
+
+
+def load_draft(
+    found: DraftModel,
+    config: ModelConfig,
+    weight_bytes: int,
+    tokenizer: TokenizerWrapper,
+    probe_cache: ProbeCache,
+) -> DraftModelProposer:
+    """Load the draft model and warm it up. `config`: of the draft model. `weight_bytes`, `tokenizer`: of the
+    target model. `probe_cache`: cached probe results. Raises `ModelError`, or what upstream raises."""
+    from worker.load.probes.cache import key_of
+    from worker.load.probes.network import stage_for
+    from worker.load.tokenizers import Tokenizers
+    from worker.load.weights import load_weights
+    from worker.runner.drafters.draft_model import DraftModelProposer
+    from worker.runner.kv.capability_probe import probe_capabilities
+
+    own = Tokenizers(found.folder, config).take()
+    if vocabulary_digest(own) != vocabulary_digest(tokenizer):
+        raise ModelError(
+            f"the draft model {found.name} has another tokenizer. Choose one of the target's family."
+        )
+    network = load_weights(found.folder, lambda done, total: None)
+    capabilities = probe_cache.capabilities(
+        key_of(found.folder, found.files, network),
+        lambda: probe_capabilities(stage_for(found.folder, network)),
+    )
+    if not capabilities.ahead:
+        reasons = "; ".join(capabilities.reasons)
+        raise ModelError(
+            f"the draft model {found.name} cannot draft for several requests at once ({reasons})."
+        )
+    drafter = DraftModelProposer(network, found.weight_bytes / weight_bytes, config.vocabulary or len(own))
+    _warm_up(drafter)
+    return drafter
+
+
+def vocabulary_digest(tokenizer: Any) -> str:
+    """Return a digest that is equal for tokenizers that give the same tokens the same ids."""
+    digest = hashlib.blake2b(digest_size=16)
+    for number, token in sorted((number, token) for token, number in tokenizer.get_vocab().items()):
+        digest.update(f"{number}\0{token}\0".encode())
+    return digest.hexdigest()
+
+
+def _warm_up(drafter: DraftModelProposer) -> None:
+    """Run each kind of pass once, so that no request waits for kernels to compile."""
+    drafter.read("0", (1, 2, 3, 4))
+    for new_tokens in ((5,), (6, 7)):
+        drafter.draft({"0": new_tokens, "1": new_tokens}, 3)
+    drafter.reset()

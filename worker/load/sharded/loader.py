@@ -1,0 +1,256 @@
+"""Load this rank's shard of a model, like `load` but in steps that all ranks take together.
+
+`read` only requires that the ranks have been joined, and may take any time. All later steps are computed by
+all ranks together.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from protocol.common.model_folder import name_of, original_name
+from protocol.settings.parsers import RECOGNIZED, NamedParsers
+from protocol.settings.worker import WorkerSettings
+from protocol.tasks import Task
+from protocol.types import Resources
+from worker.contract.device_errors import raise_if_device_failed
+from worker.contract.engine import Engine, InsufficientMemoryError, Model, ModelError, Progress
+from worker.contract.kv_quantization import KVQuantization, kv_quantization_of
+from worker.load.config import ModelConfig, read_config, reads, require_known
+from worker.load.device import MemoryFit, prepare_device
+from worker.load.explain import describe, explain
+from worker.load.fingerprint import fingerprint, lossy
+from worker.load.load import TOKENIZERS
+from worker.load.probes.verify_cost import position_cost
+from worker.load.remote_code import forbid_remote_code
+from worker.load.sharded.parallelism import ShardGroup, ShardNetwork, weight_bytes
+from worker.load.source import find_folder, weight_files
+from worker.load.tasks import find_task
+from worker.load.weights import evaluate, warm_up
+from worker.process.startup_timer import StartupTimer
+
+if TYPE_CHECKING:
+    from worker.contract.drafts import DraftProposer
+    from worker.load.sharded.drafting import ShardDrafting
+    from worker.load.tokenizers import Tokenizers
+    from worker.runner.kv.capability_probe import BatchCapabilities
+
+log = logging.getLogger(__name__)
+
+_ROW_TOKENS = 1024
+"""Length of the row whose cache size is compared between ranks."""
+
+
+class ShardLoader:
+    """Loader of one rank's shard. `name`: the model's name for clients."""
+
+    def __init__(
+        self,
+        model: str | None,
+        split: ShardGroup,
+        *,
+        served_name: str | None = None,
+        memory_fit: MemoryFit | None = None,
+        task: Task | None = None,
+        text_only: bool = False,
+        parsers: NamedParsers = RECOGNIZED,
+        kv_quantization: KVQuantization | None = None,
+        drafting: ShardDrafting | None = None,
+        timer: StartupTimer | None = None,
+        measures_verify_cost: bool = False,
+    ) -> None:
+        """Parameters as for `ModelLoader`. `memory_fit`: None: all of the machine's memory. `drafting`: None:
+        no speculation. `measures_verify_cost`: measure what verifying drafts costs."""
+        self.name = served_name or name_of(model)
+        self._model = model
+        self._split = split
+        self._memory_fit = memory_fit or MemoryFit(self.name)
+        self._task = task
+        self._text_only = text_only
+        self._parsers = parsers
+        self._kv_quantization = kv_quantization
+        self._drafting = drafting
+        self._timer = timer or StartupTimer()
+        self._measures_verify_cost = measures_verify_cost
+        self._folder = Path()
+        self._config: ModelConfig
+        self._network: ShardNetwork
+        self._weight_bytes = self._cache_bytes = 0
+
+    def read(self, progress: Progress) -> None:
+        """Load this rank's weights. Raises `ModelError` or `InsufficientMemoryError`."""
+        self._timer.lap("start")
+        forbid_remote_code()
+        folder = find_folder(self._model, self._inspect)
+        self._folder, self._config = folder, self._inspect(folder)
+        self._require_splittable()
+        weight_files(folder, self.name)
+        if self._drafting is not None:
+            self._drafting.find()
+        self._timer.lap("imports")
+        reason = ""
+        try:
+            self._read(progress)
+        except (ModelError, InsufficientMemoryError) as error:
+            raise type(error)(self._named(str(error))) from None
+        except (Exception, SystemExit) as error:  # boundary of the load, as in `load`
+            raise_if_device_failed(error)
+            log.debug("%s: load failed", self.name, exc_info=True)
+            reason = explain(error, self._config)
+        if reason:
+            raise ModelError(self._named(reason))
+        self._timer.lap("weights")
+
+    def _read(self, progress: Progress) -> None:
+        drafts, split = self._drafting, self._split
+        self._network = split.open(
+            self._folder, partial(drafts.inspect_folder, self._folder) if drafts else None
+        )
+        shard_bytes = weight_bytes(self._network)
+        self._weight_bytes = shard_bytes + (drafts.weight_bytes(self._network) if drafts else 0)
+        budget = self._memory_fit.budget(self._weight_bytes)
+        prepare_device(budget)
+        evaluate(self._network, progress)
+        self._cache_bytes = budget.left_for_caches(self._weight_bytes)
+        if drafts is not None and drafts.has_model:
+            drafts.load(self._folder, shard_bytes, split, self._tokenizers)
+
+    @cached_property
+    def _tokenizers(self) -> Tokenizers:
+        from worker.load.tokenizers import Tokenizers
+
+        return Tokenizers(self._folder, self._config, TOKENIZERS, self._parsers)
+
+    def _inspect(self, folder: Path) -> ModelConfig:
+        config = read_config(folder, self.name)
+        require_known(config, self.name)
+        return config
+
+    def _require_splittable(self) -> None:
+        """Raise `ModelError` for kinds of models that are never sharded."""
+        if find_task(self._folder, self._config, original_name(self._model), self._task) != "generate":
+            raise ModelError(self._named("embedding and reranking models run on one machine only."))
+        if self._config.kind == "vision" and not self._text_only:
+            raise ModelError(
+                self._named(
+                    "it is a vision model, and images are not supported on several machines. Add --text-only."
+                )
+            )
+        if not reads(self._config):
+            raise ModelError(
+                self._named("only mlx-vlm implements it, and cannot split it. Run it on one machine.")
+            )
+
+    def _named(self, reason: str) -> str:
+        return f"{self.name}: {reason.removeprefix(f'{self.name}: ')}"
+
+    # --- together ---
+
+    def model(self) -> Model:
+        """Build the first rank's model, whose info describes all ranks. Raises `ModelError`."""
+        from worker.load.text import build_text_model
+
+        folder, capabilities = self._folder, self._abilities()
+        if self._drafting is not None and self._drafting.has_model and not capabilities.ahead:
+            reasons = "; ".join(capabilities.reasons)
+            raise ModelError(
+                self._named(f"no drafts can be tried on it ({reasons}): leave --draft-model out.")
+            )
+        model = build_text_model(
+            self.name,
+            folder,
+            self._config,
+            self._network,
+            drafter=self._drafter(capabilities),
+            capabilities=capabilities,
+            tokenizers=self._tokenizers,
+            agree=self._split.drawn,
+            kv_quantization=self._kv_quantization,
+        )
+        self._timer.lap("tokenizer")
+        left, price = self._proven(model.engine, capabilities)
+        facts = replace(
+            model.info,
+            parameters=self._split.parameters,
+            plan=f"{name_of(self._model)}, {self._split.mode} over {self._split.size} processes",
+            cache_bytes_max=left,
+            identity=fingerprint(folder / "config.json", weight_files(folder, self.name), lossy(model.info)),
+        )
+        log.info("%s", describe(facts, self._config, "generate", self._weight_bytes))
+        return replace(model, info=facts, position_cost=price)
+
+    def engine(self) -> Engine:
+        """Build the engine of another rank. Raises whatever upstream raises."""
+        from worker.runner.runner import BatchEngine
+
+        capabilities = self._abilities()
+        self._drafter(capabilities)
+        kv = self._kv_quantization
+        engine = BatchEngine(self._network, capabilities, agree=self._split.drawn, kv_quantization=kv)
+        self._proven(engine, capabilities)
+        return engine
+
+    def _abilities(self) -> BatchCapabilities:
+        from worker.load.probes.kv_quantization import require_quantizable
+        from worker.load.probes.network import stage_for
+        from worker.runner.kv.capability_probe import probe_capabilities
+
+        kv = self._kv_quantization
+        if kv is not None:
+            require_quantizable(self._network, kv, self.name)
+        stage = replace(stage_for(self._folder, self._network, self._split.open), kv_quantization=kv)
+        alike = self._split.is_alike(self._network)
+        found = probe_capabilities(stage, self._split.agreed, alike=alike)
+        self._timer.lap("trial")
+        return found
+
+    def _drafter(self, capabilities: BatchCapabilities) -> DraftProposer | None:
+        if self._drafting is None:
+            return None
+        return self._drafting.drafter(self._split, self._network, can_verify=capabilities.ahead)
+
+    def _proven(self, engine: Engine, capabilities: BatchCapabilities) -> tuple[int, float | None]:
+        """Warm up. Return the cache bytes that fit on every rank, in terms of the first rank's caches, and
+        the measured verify cost."""
+        warm_up(engine, rows=2)
+        price = position_cost(engine) if capabilities.ahead and self._measures_verify_cost else None
+        self._memory_fit.wire(weight_files(self._folder, self.name))
+        self._timer.lap("warm-up")
+        return self._split.fitting(self._cache_bytes, engine.row_bytes(_ROW_TOKENS)), price
+
+    def device_memory(self) -> Resources:
+        """Return the memory of this rank's arrays. Call on the model thread."""
+        from worker.load import memory
+
+        return memory.taken()
+
+
+def part_loader(
+    settings: WorkerSettings,
+    split: ShardGroup,
+    drafting: ShardDrafting | None,
+    timer: StartupTimer | None = None,
+    *,
+    measures_verify_cost: bool = False,
+) -> ShardLoader:
+    """Create a loader from a worker's settings and the first rank's choice of `drafting`."""
+    model = settings.model or None
+    name = settings.served_name or name_of(model)
+    limits = settings.memory_headroom, settings.memory_limit_bytes, settings.memory_budget
+    return ShardLoader(
+        model,
+        split,
+        served_name=settings.served_name,
+        memory_fit=MemoryFit(name, *limits, settings.wired),
+        task=settings.task,
+        text_only=settings.text_only,
+        parsers=NamedParsers(settings.tool_call_parser, settings.reasoning_parser),
+        kv_quantization=kv_quantization_of(settings),
+        drafting=drafting,
+        timer=timer,
+        measures_verify_cost=measures_verify_cost,
+    )

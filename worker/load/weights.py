@@ -1,0 +1,77 @@
+"""Load a network's weights, evaluate them in groups, and run each kind of step once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from protocol.common.temporary_folder import TemporaryFolder
+from worker.contract.engine import Engine, Progress, SamplingParams
+from worker.load.rope_parameters import overrides
+
+Open = Callable[[Path], Any]
+"""Opens a folder's network with lazy parameters."""
+GROUP_BYTES = 64 * 2**20
+"""Bytes of weights that are evaluated before the next progress report."""
+_WARM_PROMPT = (1, 2, 3, 4, 5)
+_WARM_STEPS = 3
+
+
+def open_text(folder: Path) -> Any:
+    """Open mlx-lm's model, an `mlx.nn.Module` with lazy parameters. Raises whatever upstream raises."""
+    from mlx_lm.utils import load_model
+
+    network, _ = load_model(folder, lazy=True, model_config=overrides(folder))
+    return network
+
+
+def open_with_config(folder: Path, config: Mapping[str, Any], open_network: Open) -> Any:
+    """Open a folder's network with another config."""
+    with TemporaryFolder("config") as home:
+        for file in folder.iterdir():
+            if file.name != "config.json":
+                (home / file.name).symlink_to(file.resolve())
+        (home / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        return open_network(home)
+
+
+def load_weights(folder: Path, progress: Progress) -> Any:
+    """Open mlx-lm's model and load its weights. Raises whatever upstream raises."""
+    network = open_text(folder)
+    evaluate(network, progress)
+    return network
+
+
+def evaluate(network: Any, progress: Progress) -> None:
+    """Evaluate a network's parameters group by group, and report progress."""
+    import mlx.core as mx
+
+    from worker.runner.trees import arrays_of
+
+    parameters = list(arrays_of(network.parameters()).values())
+    total = sum(parameter.nbytes for parameter in parameters)
+    progress(0, total)
+    done = evaluated = 0
+    group: list[mx.array] = []
+    for index, parameter in enumerate(parameters):
+        group.append(parameter)
+        done += parameter.nbytes
+        if done - evaluated >= GROUP_BYTES or index == len(parameters) - 1:
+            mx.eval(group)
+            evaluated = done
+            group.clear()
+            progress(done, total)
+
+
+def warm_up(engine: Engine, rows: int) -> None:
+    """Run each kind of step once, so that no request waits for kernels to compile."""
+    draws = (SamplingParams(), SamplingParams(temperature=1.0, top_p=0.9, top_k=5, min_p=0.1))
+    names = [str(row) for row in range(rows)]
+    engine.prefill(dict.fromkeys(names, _WARM_PROMPT[:-1]))
+    for row, sampling in zip(names, draws, strict=False):
+        engine.start(row, _WARM_PROMPT, len(_WARM_PROMPT), sampling)
+    for _ in range(_WARM_STEPS):
+        engine.step()
+    engine.reset()

@@ -1,1 +1,0 @@
-"""Model loading: config, memory fit, weights, drafters, capability probes, and request preparation."""

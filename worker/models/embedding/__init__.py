@@ -1,1 +1,0 @@
-"""Embedding and reranking models: loading, and preparing texts."""

@@ -1,0 +1,1 @@
+"""Before and beside the model: the process's environment, spares, exit codes, watchdog and metrics."""

@@ -1,0 +1,1 @@
+"""Networks that draft: draft models, multi-token-prediction layers and trained drafters."""

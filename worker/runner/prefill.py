@@ -1,0 +1,165 @@
+"""Prefill: runs prompts in chunks, each row in caches of its own.
+
+Several prompts run in one call where the model allows it. With the last chunk of a prompt its last token may
+be fed along: the row's first token is then sampled from the logits behind it, without a forward pass of its
+own. The output head reads that one position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from worker.contract.engine import Logprob, LogprobTargets
+from worker.runner.drafters.hidden_states import HiddenStateSink
+from worker.runner.kv.batch import RowCaches, prefill_abreast
+from worker.runner.kv.capability_probe import BatchCapabilities
+from worker.runner.kv.single import reserve
+from worker.runner.kv.spans import NO_GAPS, Gaps
+from worker.runner.kv.sparse_rows import with_gaps
+from worker.runner.lora import NO_ADAPTER, AdapterBatch
+from worker.runner.output_head import OutputHead
+from worker.runner.sampling.logprobs import piece_tokens, prefill_scored
+from worker.runner.vision import ImageEmbeddings
+
+Chunks = Mapping[str, Sequence[int]]
+
+
+@dataclass(slots=True)
+class PromptRow:
+    """A row that is not started."""
+
+    caches: RowCaches
+    tokens: int = 0
+    """Number of tokens run."""
+    expected: int = 0
+    """Number of tokens that it will be prefilled with; 0: unknown."""
+    gaps: Gaps = NO_GAPS
+    """Tokens that sparse prefill skipped."""
+    adapter: str = NO_ADAPTER
+    logits: mx.array | None = None
+    """Logits behind the prompt's last token, [1, vocabulary], if it has been fed."""
+
+
+class PrefillRunner:
+    """The rows of an engine that are not started, and the passes over their prompts."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        fresh: Callable[[], RowCaches],
+        adapters: AdapterBatch,
+        hidden_states: HiddenStateSink,
+        images: ImageEmbeddings,
+    ) -> None:
+        """`fresh`: makes empty caches of a row. `hidden_states`: receives those of prompts without images."""
+        self.rows: dict[str, PromptRow] = {}
+        self._model = model
+        self._head = OutputHead(model)
+        self._fresh = fresh
+        self._adapters = adapters
+        self._hidden_states = hidden_states
+        self._images = images
+        self._piece_tokens = 0
+        """Positions in one piece of a scored prompt; 0: not computed yet."""
+
+    def row(self, name: str) -> PromptRow:
+        """Return a row; a new one if it is unknown."""
+        if name not in self.rows:
+            self.rows[name] = PromptRow(self._fresh())
+        return self.rows[name]
+
+    def run(
+        self,
+        chunks: Chunks,
+        targets: Mapping[str, LogprobTargets],
+        last: Mapping[str, int],
+        able: BatchCapabilities,
+    ) -> Mapping[str, Sequence[Logprob]]:
+        """Run the chunks, as `Engine.prefill`. `able`: what the model's rows support. A row with targets is
+        run by itself."""
+        rows = {name: self.row(name) for name in chunks}
+        plain: dict[str, Sequence[int]] = {}
+        for name, tokens in chunks.items():
+            if name in targets:
+                continue
+            if self._images.has(name):
+                self._run_images(name, len(tokens))
+            else:
+                plain[name] = [*tokens, last[name]] if name in last else tokens
+        self._run_plain(plain, last, able)
+        for name, row in rows.items():
+            if row.tokens + len(chunks[name]) < row.expected:
+                reserve(row.caches, row.expected)
+        silent = [row for name, row in rows.items() if name not in targets]
+        ended = [row.logits for row in silent if row.logits is not None]
+        mx.eval(ended, [cache.state for row in silent for cache in row.caches])
+        likelihoods = {name: self._run_scored(name, chunks[name], asked) for name, asked in targets.items()}
+        for name, row in rows.items():
+            row.tokens += len(chunks[name])
+        return likelihoods
+
+    def _run_images(self, name: str, tokens: int) -> None:
+        with self._adapters.applied([self.rows[name].adapter]):
+            self._images.prefill(name, tokens, self.rows[name].caches)
+        self._hidden_states.skip(name, tokens)
+
+    def _run_plain(self, chunks: Chunks, last: Mapping[str, int], able: BatchCapabilities) -> None:
+        """Run chunks of rows without images, lazily."""
+        if self._may_run_together(chunks, able):
+            self._run_together(chunks, last)
+            return
+        for name, tokens in chunks.items():
+            given = with_gaps(self.rows[name].caches, self.rows[name].gaps)
+            with self._adapters.applied([self.rows[name].adapter]):
+                self._pass({name: tokens}, last, mx.array([list(tokens)], mx.uint32), cache=given)
+            self._hidden_states.on_hidden_states([name], [len(tokens)])
+
+    def _may_run_together(self, chunks: Chunks, able: BatchCapabilities) -> bool:
+        """Whether the rows of these chunks are at one position, and may be run in one call from there."""
+        rows = [self.rows[name] for name in chunks]
+        if len(rows) < 2 or len({row.tokens for row in rows}) > 1:
+            return False
+        is_dense = not any(row.gaps.spans for row in rows)
+        return is_dense and (able.abreast if rows[0].tokens else able.padded)
+
+    def _run_together(self, chunks: Chunks, last: Mapping[str, int]) -> None:
+        run = partial(self._pass, chunks, last)
+        with self._adapters.applied([self.rows[name].adapter for name in chunks]):
+            after = prefill_abreast(run, chunks, {name: self.rows[name].caches for name in chunks})
+        for name, caches in after.items():
+            self.rows[name].caches = caches
+        self._hidden_states.on_hidden_states(list(chunks), [len(tokens) for tokens in chunks.values()])
+
+    def _pass(self, chunks: Chunks, last: Mapping[str, int], tokens: mx.array, cache: RowCaches) -> None:
+        """Run a forward pass over `tokens`, the padded chunks; keep the logits of the rows in `last`."""
+        if not chunks.keys() & last.keys():
+            self._model(tokens, cache=cache)
+            return
+        logits = self._head.last_logits(tokens, [len(chunk) for chunk in chunks.values()], cache=cache)
+        for place, name in enumerate(chunks):
+            if name in last:
+                self.rows[name].logits = logits[place : place + 1]
+
+    def _run_scored(self, name: str, tokens: Sequence[int], asked: LogprobTargets) -> list[Logprob]:
+        self._piece_tokens = self._piece_tokens or piece_tokens(self._model)
+        self._hidden_states.skip(name, len(tokens))
+        row = self.rows[name]
+        with self._adapters.applied([row.adapter]):
+            return prefill_scored(self._model, tokens, row.caches, asked, self._piece_tokens)
+
+    def skip_tokens(self, name: str, first: int, last: int) -> None:
+        row = self.row(name)
+        row.gaps = row.gaps.and_also(first, last)
+        self._hidden_states.skip(name, last - first)
+
+    def fork(self, name: str, copy: str) -> None:
+        if name in self.rows:
+            self.rows[copy] = deepcopy(self.rows[name])
+        self._images.copy(name, copy)
+        self._hidden_states.copy(name, copy)

@@ -1,1 +1,0 @@
-"""Scheduler core: decides on the model thread, step by step, which rows run, end or are stored. No MLX."""

@@ -1,1 +1,0 @@
-"""The I/O thread: connection to the gateway, preparer pool, start of the model thread. Does not use MLX."""
