@@ -64,7 +64,7 @@ def adapted(engine: Any, adapters: int, ranks: list[int], *, every: bool) -> lis
 
 def decode(engine: Any, names: list[str], rows: int, steps: int) -> Work:
     """Decode rows, each with the next of the adapters `names` (empty: the base), and time their steps."""
-    from worker.contract.engine import SamplingParams
+    from worker.values import SamplingParams
 
     dice = random.Random(0)
     for number in range(rows):

@@ -15,7 +15,8 @@ from bench.models import bench_folder, random_tokens
 from bench.ours import Ours, load
 from bench.sides import Alone, Ask, Bare, Side, Upstream, measured
 from bench.timing import Measure, Work, alternate
-from worker.contract.engine import Model, SamplingParams
+from worker.interfaces import Model
+from worker.values import SamplingParams
 
 PROMPT_TOKENS = 126
 STEPS = 16

@@ -18,7 +18,7 @@ from bench.cases import CHURN_ROWS, CHURN_STEPS, STEPS, TURNS, Bench, Line, chur
 from bench.models import random_tokens
 from bench.sides import GREEDY, prefilled
 from bench.timing import Work, alternate, timed
-from worker.contract.engine import Engine
+from worker.interfaces import Engine
 
 CHUNK = 512
 TOKENS_MAX = 100_000

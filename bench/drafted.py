@@ -23,8 +23,9 @@ from bench.timing import Work
 from protocol.conversation import pack
 from protocol.messages import Generate
 from protocol.types import Sampling, StructuredOutput
-from worker.contract.engine import EngineRequest, Model, SamplingParams
+from worker.interfaces import Model
 from worker.runner.kv.batch import CacheBatch
+from worker.values import EngineRequest, SamplingParams
 
 PROMPT_TOKENS = 126
 ANSWER_TOKENS = 192

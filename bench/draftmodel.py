@@ -44,7 +44,7 @@ def case_of(rows: int, prompt_tokens: int = PROMPT_TOKENS) -> Case:
     """Return a case of `rows` greedy requests."""
     from bench.drafted import Case
     from bench.models import random_tokens
-    from worker.contract.engine import EngineRequest, SamplingParams
+    from worker.values import EngineRequest, SamplingParams
 
     prompts = [tuple(random_tokens(prompt_tokens, row)) for row in range(rows)]
     return Case(

@@ -25,10 +25,10 @@ from mlx_lm.utils import load_model
 from bench.timing import Work, alternate, compare, median_rate, print_table, timed
 from protocol.common.expert_plan import plan_all
 from tests.models.mixtures import make_mixture
-from worker.contract.engine import SamplingParams
 from worker.load.experts import attach
 from worker.runner.experts import ExpertMemory
 from worker.runner.runner import BatchEngine
+from worker.values import SamplingParams
 
 PROMPT_TOKENS = 64
 STEPS = 24

@@ -26,8 +26,8 @@ from worker.process.preload import preload_openblas
 
 if TYPE_CHECKING:
     from bench.schemas import SchemaGrammar
-    from worker.contract.engine import SamplingParams
     from worker.runner.runner import BatchEngine
+    from worker.values import SamplingParams
 
 PROMPT_TOKENS = 126
 HEAD = 32
@@ -93,7 +93,7 @@ def draws_of(
     rows: int, held: int, grammars: Sequence[SchemaGrammar], temperature: float
 ) -> list[SamplingParams]:
     """Return the sampling parameters of `rows` rows, the last `held` of them constrained."""
-    from worker.contract.engine import SamplingParams
+    from worker.values import SamplingParams
 
     return [
         SamplingParams(

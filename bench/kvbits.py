@@ -22,10 +22,10 @@ import mlx.core as mx
 from mlx_lm.utils import load
 
 from worker.common_prefix import common_prefix_length
-from worker.contract.kv_quantization import KVQuantization
 from worker.process.preload import preload_openblas
 from worker.runner.kv.cost import row_cost
 from worker.runner.kv.quantized import fresh_caches, quantized
+from worker.values import KVQuantization
 
 FORMS = {"exact": None, "8 bit": KVQuantization(8), "4 bit": KVQuantization(4)}
 CHUNK_TOKENS = 256

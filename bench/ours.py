@@ -10,13 +10,14 @@ from pathlib import Path
 from bench.sides import Ask
 from protocol.messages import Failed, Finished, Message, StepOutputs
 from protocol.settings.worker import WorkerSettings
-from worker.contract.engine import EngineRequest, Model
 from worker.core.commands import Abort, Command, Stop, Submit
 from worker.core.engine_core import Loop
 from worker.core.publisher import Publisher
 from worker.core.scheduler import Scheduler, SchedulerConfig
 from worker.core.speculation import Speculation
+from worker.interfaces import Model
 from worker.load.load import ModelLoader
+from worker.values import EngineRequest
 
 BYTES_MAX = 2**40
 """More bytes than any case uses: memory is accounted for, as in a worker, but never runs out."""

@@ -19,9 +19,9 @@ from functools import partial
 
 from bench.timing import fit_slope, print_table
 from deploy.load.samples import percentile
-from worker.contract.engine import CacheSpec
 from worker.core.prefix.index import PrefixIndex
 from worker.core.prefix.items import Item
+from worker.values import CacheSpec
 
 SALTS = ("", "tenant", "another")
 BLOCK_TOKENS = 512

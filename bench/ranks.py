@@ -91,7 +91,7 @@ def serve(model: str, ranks: int) -> None:
 
 def _engine(folder: str, mode: Literal["tensor", "pipeline"], ranks: int) -> Any:
     if ranks == 1:
-        from worker.contract.engine import Model
+        from worker.interfaces import Model
         from worker.load.load import ModelLoader
 
         model = ModelLoader(folder).load(lambda done, total: None)
@@ -112,7 +112,7 @@ def _engine(folder: str, mode: Literal["tensor", "pipeline"], ranks: int) -> Any
 
 def _run(engine: Any, rows: int, steps: int) -> float:
     """Return the seconds of `steps` steps, after a warm-up."""
-    from worker.contract.engine import SamplingParams
+    from worker.values import SamplingParams
 
     prompts = {str(row): random_tokens(PROMPT_TOKENS, row) for row in range(rows)}
     for row, tokens in prompts.items():

@@ -23,9 +23,9 @@ from mlx import nn
 from mlx_lm.generate import GenerationBatch, StopSequences
 from mlx_lm.sample_utils import greedy_sampler, make_logits_processors, make_sampler
 
-from worker.contract.engine import SamplingParams
 from worker.runner.sampling.sampler import Sampler
 from worker.runner.sampling.state import SamplingState
+from worker.values import SamplingParams
 
 PROMPT = list(range(1000, 1200))
 MIXED = [

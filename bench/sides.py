@@ -17,7 +17,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.sample_utils import make_logits_processors, make_sampler
 
 from bench.timing import Work, timed
-from worker.contract.engine import SamplingParams
+from worker.values import SamplingParams
 
 GREEDY = SamplingParams()
 PREFILL_ROWS = 8

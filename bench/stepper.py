@@ -68,7 +68,7 @@ class Engine:
             yield at
 
     def _start(self, name: str, prompt: Sequence[int]) -> None:
-        from worker.contract.engine import SamplingParams
+        from worker.values import SamplingParams
 
         self._engine.start(name, prompt, len(prompt), SamplingParams())
 

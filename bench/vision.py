@@ -35,8 +35,9 @@ from deploy.load.samples import percentile
 from protocol.conversation import pack
 from protocol.messages import Generate
 from protocol.types import Media, Sampling
-from worker.contract.engine import EngineRequest, Model
+from worker.interfaces import Model
 from worker.pocket import MODEL_PATH
+from worker.values import EngineRequest
 
 PARTS = ("gaps", "rows", "again")
 OURS, RIVAL = "roundhouse", "mlx_vlm.server"

@@ -20,7 +20,7 @@ from protocol.messages import (
     StepOutputs,
 )
 from protocol.types import Delta, PrefixReuse, Sampling, Usage
-from worker.contract.engine import EngineRequest, SamplingParams
+from worker.values import EngineRequest, SamplingParams
 
 GATEWAY = "gateway"
 PACKED = {"messages", "tools", "template_kwargs"}

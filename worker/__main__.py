@@ -19,13 +19,13 @@ from protocol.settings import reader as settings
 from protocol.settings.parsers import NamedParsers
 from protocol.settings.worker import WorkerSettings
 from protocol.types import Resources
-from worker.contract.engine import InsufficientMemoryError, Loader, ModelError
-from worker.contract.kv_quantization import kv_quantization_of
+from worker.interfaces import InsufficientMemoryError, Loader, ModelError
 from worker.process import command_buffers, file_limit, kernel_folder, spare
 from worker.process.preload import preload_openblas
 from worker.process.startup_timer import StartupTimer
 from worker.ranks import rank_info
 from worker.ranks.settings import of_set
+from worker.values import kv_quantization_of
 
 IMPORTS = (
     "worker.gateway.service",

@@ -14,10 +14,10 @@ from protocol.settings import reader as settings
 from protocol.settings.parsers import NamedParsers
 from protocol.settings.worker import WorkerSettings
 from protocol.types import ContextFit, ModelReport
-from worker.contract.engine import EmbeddingModel, InsufficientMemoryError, Model, ModelError
-from worker.contract.kv_quantization import kv_quantization_of
+from worker.interfaces import EmbeddingModel, InsufficientMemoryError, Model, ModelError
 from worker.process import file_limit, kernel_folder
 from worker.process.preload import preload_openblas
+from worker.values import kv_quantization_of
 
 
 def main() -> int:

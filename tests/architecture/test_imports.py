@@ -19,7 +19,7 @@ WITHOUT_MODEL = {
     "broker": ("__main__",),
     "deploy": ("command.cli",),
     # A worker does its set-up before it imports MLX, and the scripted worker never needs MLX.
-    "worker": ("__main__", "ranks.settings", "contract", "gateway.service"),
+    "worker": ("__main__", "ranks.settings", "interfaces", "values", "gateway.service"),
 }
 
 IMPURE = ("zmq", "asyncio", "uvicorn", "starlette", *MODEL_LIBRARIES)
@@ -30,7 +30,7 @@ PURE = {
     "broker.api": ("chat.chat", "completions.completions", "rendering"),
     "broker.dialects": ("normalize", "data_urls", "choices"),
     "deploy.supervisor": ("lifecycle",),
-    "worker": ("contract",),
+    "worker": ("interfaces", "values"),
     "worker.core": ("engine_core",),
     "worker.runner": ("kv.buckets",),
 }

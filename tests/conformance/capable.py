@@ -23,19 +23,13 @@ from protocol.settings import reader as settings
 from protocol.settings.worker import WorkerSettings
 from protocol.types import ToolCallConstraint
 from tests.conformance.reader import Call, text_of
-from worker.contract.engine import (
-    EngineRequest,
-    Model,
-    Preparer,
-    Progress,
-    Tokenized,
-)
-from worker.contract.preparation import NEVER, CancelToken
 from worker.gateway.service import Service
 from worker.input.prompts.grammar_choice import offered
 from worker.input.prompts.prompt import open_tokenizer
+from worker.interfaces import Model, Preparer, Progress
 from worker.load.load import ModelLoader
 from worker.pocket import MODEL_PATH
+from worker.values import NEVER, CancelToken, EngineRequest, Tokenized
 
 Schema = Mapping[str, Any]
 
@@ -138,7 +132,7 @@ def _at(root: Schema, reference: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Prompter:
-    """A `contract.Preparer` that also determines the answer, unless it is left to the model."""
+    """A `Preparer` that also determines the answer, unless it is left to the model."""
 
     preparer: Preparer
     tokenizer: TokenizerWrapper

@@ -22,17 +22,9 @@ from protocol.types import CallDelta, Capabilities
 from tests.scripted_worker.engine import END, FakeEngine
 from tests.scripted_worker.script import Script
 from tests.scripted_worker.text import FakePipeline, FakePrepared
-from worker.contract.engine import (
-    EngineRequest,
-    Model,
-    ModelInfo,
-    OutputDelta,
-    Progress,
-    SamplingParams,
-    Tokenized,
-)
-from worker.contract.preparation import NEVER, CancelToken
 from worker.gateway.service import Service
+from worker.interfaces import Model, Progress
+from worker.values import NEVER, CancelToken, EngineRequest, ModelInfo, OutputDelta, SamplingParams, Tokenized
 
 NAME = "reader"
 CONTEXT_LENGTH = 131_072

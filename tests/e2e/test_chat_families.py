@@ -27,10 +27,10 @@ from tests.factories import accepted, delta, finished, reused
 from tests.models.chat_families import ARGUMENTS, BESIDE, FAMILIES, NAME, THOUGHT, Family
 from tests.worker.input.prompts.test_format import RULES
 from tests.worker.output.calls.parsed_answers import bare_tokenizer
-from worker.contract.engine import OutputDelta
 from worker.input.prompts.prompt import TextPreparer, open_tokenizer
 from worker.input.prompts.template import probe, template_of
 from worker.load.text import OutputProcessors
+from worker.values import OutputDelta
 
 SYSTEM, QUESTION, RESULT, ANSWER, AGAIN = "Be terse.", "How is Quito?", "14 degrees", "Cold.", "On Sunday?"
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}

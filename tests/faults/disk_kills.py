@@ -18,9 +18,9 @@ from collections import Counter
 from pathlib import Path
 
 from tests.faults.runner import run_program
-from worker.contract.images import ArrayBytes
 from worker.core.prefix.disk import DiskTier
 from worker.core.prefix.files import Record
+from worker.values import ArrayBytes
 
 FINGERPRINT = "f1" * 16
 STORED_MAX = 40

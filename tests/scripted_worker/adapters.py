@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from protocol.types import AdapterInfo
-from worker.contract.adapters import AdapterError
+from worker.interfaces import AdapterError
 
 NBYTES = 1000
 
 
 @dataclass(slots=True)
 class FakeAdapters:
-    """`contract.AdapterSet` without weights."""
+    """`AdapterSet` without weights."""
 
     infos: list[AdapterInfo] = field(default_factory=list)
 

@@ -12,20 +12,22 @@ from typing import Any
 
 from tests.scripted_worker.pictures import FakeSight
 from tests.scripted_worker.script import Script
-from worker.contract.drafts import NO_DRAFTS, DraftProposer, ImportanceScorer
-from worker.contract.engine import (
+from worker.interfaces import DraftProposer, ImportanceScorer
+from worker.values import (
+    NO_DRAFTS,
     NO_LAST,
     NO_TARGETS,
+    ArrayBytes,
     CacheSegment,
     CacheSlice,
     CacheSpec,
+    ForcedTokens,
+    ImageInput,
     Logprob,
     LogprobTargets,
     SamplingParams,
     StepOutput,
 )
-from worker.contract.guides import ForcedTokens
-from worker.contract.images import ArrayBytes, ImageInput
 
 TOKEN_BYTES = 16
 END = 0

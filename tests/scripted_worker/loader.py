@@ -1,4 +1,4 @@
-"""`contract.Loader` for the scripted engine."""
+"""`Loader` for the scripted engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from tests.scripted_worker.config import FakeSettings
 from tests.scripted_worker.engine import FakeEngine
 from tests.scripted_worker.script import Script
 from tests.scripted_worker.text import CONTEXT_LENGTH, FakePipeline, FakePreparer
-from worker.contract.engine import InsufficientMemoryError, Model, ModelError, ModelInfo, Progress
+from worker.interfaces import InsufficientMemoryError, Model, ModelError, Progress
+from worker.values import ModelInfo
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from protocol.types import Media
 from tests.scripted_worker.script import Script
-from worker.contract.images import MEDIA_KEYS, ArrayBytes, ImageInput
+from worker.values import MEDIA_KEYS, ArrayBytes, ImageInput
 
 IMAGE_TOKENS = 4
 _IMAGE_BYTES = 64

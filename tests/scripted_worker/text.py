@@ -16,8 +16,7 @@ from tests.scripted_worker.engine import END, WORDS
 from tests.scripted_worker.eyes import seen
 from tests.scripted_worker.pictures import IMAGE_TOKENS, pictures_in, with_keys
 from tests.scripted_worker.script import Script
-from worker.contract.engine import EngineRequest, OutputDelta, SamplingParams, Tokenized
-from worker.contract.preparation import NEVER, CancelToken
+from worker.values import NEVER, CancelToken, EngineRequest, OutputDelta, SamplingParams, Tokenized
 
 CONTEXT_LENGTH = 8192
 WORDS_BEFORE_CALLS = 2

@@ -16,7 +16,7 @@ import pytest
 
 from tests.models.fixtures import model_folder
 from tests.worker.folders import copied, failure, nothing
-from worker.contract.engine import Model, ModelError
+from worker.interfaces import Model, ModelError
 from worker.load.config import read_config
 from worker.load.load import ModelLoader
 from worker.load.sharded.loader import ShardLoader

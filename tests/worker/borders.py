@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from worker.contract.engine import SamplingParams
 from worker.runner.sampling.distribution import mixed, uniforms_at
 from worker.runner.sampling.ranking import BLOCK
+from worker.values import SamplingParams
 
 
 def distance(logits: np.ndarray, sampling: SamplingParams, position: int) -> float:

@@ -21,7 +21,6 @@ from tests.models.fixtures import model_folder
 from tests.oracle import Oracle
 from tests.worker.engines import Inbox
 from tests.worker.zoo import main
-from worker.contract.engine import EngineRequest, Model, SamplingParams
 from worker.core.commands import Submit
 from worker.core.engine_core import Loop
 from worker.core.prefix import sharing as prefix_sharing
@@ -31,6 +30,8 @@ from worker.core.publisher import Publisher
 from worker.core.rows import Row
 from worker.core.scheduler import Scheduler, SchedulerConfig
 from worker.core.speculation import Speculation
+from worker.interfaces import Model
+from worker.values import EngineRequest, SamplingParams
 
 TURNS = 18
 """Default number of turns in a scenario."""

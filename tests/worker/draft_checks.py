@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
-from worker.contract.drafts import BACKLOG_MAX, DraftProposer
+from worker.interfaces import DraftProposer
+from worker.values import BACKLOG_MAX
 
 GUESSES_MAX = 8
 PIECE_TOKENS_MAX = 60

@@ -13,25 +13,6 @@ from protocol.messages import Failed, Finished, Message, StepOutputs
 from protocol.types import Capabilities, Delta
 from tests.factories import engine_request
 from tests.scripted_worker.adapters import FakeAdapters
-from worker.contract.drafts import NO_DRAFTS, DraftProposer, ImportanceScorer
-from worker.contract.engine import (
-    NO_LAST,
-    NO_TARGETS,
-    CacheSegment,
-    CacheSlice,
-    CacheSpec,
-    Logprob,
-    LogprobTargets,
-    Model,
-    ModelInfo,
-    OutputDelta,
-    OutputProcessor,
-    Preparer,
-    SamplingParams,
-    StepOutput,
-)
-from worker.contract.guides import ForcedTokens
-from worker.contract.images import MEDIA_KEYS, ArrayBytes, ImageInput
 from worker.core.batching_window import BatchingWindow
 from worker.core.commands import Abort, Command, Stop, Submit
 from worker.core.engine_core import Loop
@@ -40,6 +21,25 @@ from worker.core.prefix.index import PrefixIndex
 from worker.core.prefix.store import PrefixStore
 from worker.core.publisher import Publisher
 from worker.core.scheduler import Scheduler, SchedulerConfig
+from worker.interfaces import DraftProposer, ImportanceScorer, Model, OutputProcessor, Preparer
+from worker.values import (
+    MEDIA_KEYS,
+    NO_DRAFTS,
+    NO_LAST,
+    NO_TARGETS,
+    ArrayBytes,
+    CacheSegment,
+    CacheSlice,
+    CacheSpec,
+    ForcedTokens,
+    ImageInput,
+    Logprob,
+    LogprobTargets,
+    ModelInfo,
+    OutputDelta,
+    SamplingParams,
+    StepOutput,
+)
 
 END = 0
 INCARNATION = "worker-1"

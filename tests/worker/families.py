@@ -24,7 +24,7 @@ from tests.models.families import CUT_SHOWS, PREFIX, REFUSED
 from tests.models.fixtures import model_folder
 from tests.oracle import Oracle
 from tests.worker.zoo import TIE, Difference, gap, play, possible
-from worker.contract.engine import Model, ModelError
+from worker.interfaces import Model, ModelError
 from worker.load.load import ModelLoader
 from worker.process.preload import preload_openblas
 from worker.runner.kv import buckets

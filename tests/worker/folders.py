@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.models.fixtures import model_folder
-from worker.contract.engine import ModelError
+from worker.interfaces import ModelError
 from worker.load.load import ModelLoader
 
 

@@ -14,10 +14,10 @@ from typing import Any
 from tests.oracle import Oracle
 from tests.worker import conversations
 from tests.worker.zoo import main, play
-from worker.contract.engine import Model
-from worker.contract.kv_quantization import KVQuantization
+from worker.interfaces import Model
 from worker.runner.kv import buckets
 from worker.runner.runner import BatchEngine
+from worker.values import KVQuantization
 
 
 def network_of(model: Model) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from worker.contract.guides import ForcedTokens, Grammar
+from worker.values import ForcedTokens, Grammar
 
 MODULUS_MAX = 7
 FREE = 0.2

@@ -23,13 +23,14 @@ from tests.models import whole_families
 from tests.models.families import PREFIX, REFUSED, listed
 from tests.models.fixtures import model_folder
 from tests.oracle import Oracle
-from worker.contract.engine import CacheSegment, Engine, Model, SamplingParams
+from worker.interfaces import Engine, Model
 from worker.load.load import ModelLoader
 from worker.process.preload import preload_openblas
 from worker.runner.kv import buckets, snapshots
 from worker.runner.kv.spans import Span
 from worker.runner.kv.sparse_rows import hiding
 from worker.runner.runner import BatchEngine
+from worker.values import CacheSegment, SamplingParams
 
 CHUNK_TOKENS = 16
 ANSWER_TOKENS = 24

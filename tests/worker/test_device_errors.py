@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from worker.contract.device_errors import DeviceError, raise_if_device_failed
+from worker.process.device_errors import DeviceError, raise_if_device_failed
 
 METAL = "[METAL] Command buffer execution failed: {}."
 

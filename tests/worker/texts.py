@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 from protocol.messages import EmbeddingChunk, Failed, Finished, Message
 from protocol.types import Capabilities
-from worker.contract.engine import EmbeddingModel, ModelInfo
-from worker.contract.texts import PreparedTexts, Text
 from worker.core.commands import Abort, Command, Stop, SubmitTexts
 from worker.core.embedding_core import EmbeddingLoop
 from worker.core.prefill_cost import PrefillCostModel
 from worker.core.publisher import Publisher
+from worker.interfaces import EmbeddingModel
+from worker.values import ModelInfo, PreparedTexts, Text
 
 INCARNATION = "worker-1"
 WIDTH = 2

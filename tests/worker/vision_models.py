@@ -21,8 +21,9 @@ from protocol.types import Media, Sampling
 from tests import factories
 from tests.models.vision_models import EYES
 from tests.worker.image_questions import POCKET, Question, answer, draw_question, folder_of
-from worker.contract.engine import Engine, EngineRequest, Model, Preparer, SamplingParams
+from worker.interfaces import Engine, Model, Preparer
 from worker.load.load import ModelLoader
+from worker.values import EngineRequest, SamplingParams
 
 NAMES = (*EYES, POCKET)
 CONTEXT_TOKENS = 4096

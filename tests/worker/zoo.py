@@ -30,19 +30,17 @@ from tests.system import Process
 from tests.worker.borders import distance
 from tests.worker.draft_checks import guessed
 from tests.worker.rules import RuleGrammar, allows
-from worker.contract.engine import (
+from worker.interfaces import Engine, Model, ModelError
+from worker.process.preload import preload_openblas
+from worker.values import (
     NO_TARGETS,
     CacheSegment,
     CacheSlice,
     CacheSpec,
-    Engine,
-    Model,
-    ModelError,
+    KVQuantization,
     SamplingParams,
     StepOutput,
 )
-from worker.contract.kv_quantization import KVQuantization
-from worker.process.preload import preload_openblas
 
 ARCHITECTURES = (*CONFIGS, *ZOO)
 TALKING, TALKING_ROWS = "smollm2", 4

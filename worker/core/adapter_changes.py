@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from protocol.errors import RequestError, adapter_not_found
 from protocol.types import AdapterInfo
-from worker.contract.adapters import AdapterError
-from worker.contract.engine import EngineRequest, Model
 from worker.core.commands import AddAdapter, RemoveAdapter
 from worker.core.publisher import Publisher
 from worker.core.scheduler import Scheduler
+from worker.interfaces import AdapterError, Model
+from worker.values import EngineRequest
 
 log = logging.getLogger(__name__)
 

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from worker.contract.engine import EngineRequest
-from worker.contract.texts import PreparedTexts
 from worker.core.prefix.files import Record
+from worker.values import EngineRequest, PreparedTexts
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from worker.contract.drafts import BACKLOG_MAX, DraftProposer
 from worker.core.rows import Row
+from worker.interfaces import DraftProposer
+from worker.values import BACKLOG_MAX
 
 READ_SHARE = 0.5
 """Share of the inter-token target within which a step and the network's prefill must fit."""

@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 from protocol.common.log_context import about
 from protocol.errors import Code, RequestError
 from protocol.types import RequestStatus, Resources, Timings, Usage
-from worker.contract.engine import EmbeddingModel
-from worker.contract.texts import PreparedTexts, Text
 from worker.core.commands import Abort, ClearPrefixes, Command, Stop, SubmitTexts
 from worker.core.embedding_queue import Batch, EmbeddingRequest, TextQueue
 from worker.core.engine_core import OUTBOX_MESSAGES_MAX
 from worker.core.failures import Failures
 from worker.core.prefill_cost import PrefillCall, PrefillCostModel
 from worker.core.publisher import TOLD_EVERY_S, Counters, Publisher
+from worker.interfaces import EmbeddingModel
+from worker.values import PreparedTexts, Text
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
-from worker.contract.texts import PreparedTexts, Text
 from worker.core.prefill_cost import PrefillBudget, PrefillCall
+from worker.values import PreparedTexts, Text
 
 TEXTS_MAX = 64
 """Maximum texts of a batch: the gateway writes them out between two events of other clients."""

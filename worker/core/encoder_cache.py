@@ -16,10 +16,9 @@ from typing import NamedTuple
 from protocol.errors import Code, RequestError
 from protocol.prefix_namespace import contains
 from protocol.types import ImageStatus
-from worker.contract.engine import EngineRequest
-from worker.contract.images import ImageInput
 from worker.core.prefill_cost import CHUNK_TOKENS_MIN
 from worker.core.rows import Chunk, Row
+from worker.values import EngineRequest, ImageInput
 
 
 def images_of(request: EngineRequest) -> tuple[ImageInput, ...]:

@@ -24,9 +24,6 @@ from protocol.common.log_context import about
 from protocol.common.progress import ProgressWatch
 from protocol.errors import Code, RequestError
 from protocol.types import AdapterInfo, Delta, PrefixReuse, Resources
-from worker.contract.device_errors import raise_if_device_failed
-from worker.contract.engine import EngineRequest, Logprob, Model, SampledToken, StepOutput
-from worker.contract.guides import GuideError
 from worker.core import prompt_logprobs
 from worker.core.adapter_changes import AdapterChanges
 from worker.core.batching_window import BatchingWindow
@@ -52,6 +49,9 @@ from worker.core.scheduler import Scheduler
 from worker.core.sparse_prefill import SparsePrefillQueue
 from worker.core.speculation import Speculation
 from worker.core.starvation import STARVED_S_MAX, RowStarved, describe, watched
+from worker.interfaces import Model
+from worker.process.device_errors import raise_if_device_failed
+from worker.values import EngineRequest, GuideError, Logprob, SampledToken, StepOutput
 
 log = logging.getLogger(__name__)
 

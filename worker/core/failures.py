@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 
 from protocol.errors import Code, RequestError
-from worker.contract.device_errors import raise_if_device_failed
-from worker.contract.engine import Engine, SamplingParams
-from worker.contract.guides import GuideError
+from worker.interfaces import Engine
+from worker.process.device_errors import raise_if_device_failed
+from worker.values import GuideError, SamplingParams
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from worker.contract.images import MEDIA_KEYS
+from worker.values import MEDIA_KEYS
 
 LOOKUP, FORCED, MODEL = "lookup", "forced", "model"
 """Sources of drafts: the n-gram proposer, a constraint, the draft network."""

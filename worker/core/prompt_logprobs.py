@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from protocol.types import PromptToken
-from worker.contract.engine import Logprob, LogprobTargets
 from worker.core.request_output import RequestOutput
 from worker.core.rows import Chunk, Group, Row
+from worker.values import Logprob, LogprobTargets
 
 PART_TOKENS_MAX = 1024
 """Maximum tokens per message, which is then some hundred kilobytes."""

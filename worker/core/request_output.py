@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from protocol import types
 from protocol.types import Delta, PromptToken, RequestStatus, Timings, Usage
-from worker.contract.engine import Logprob, OutputDelta, OutputProcessor, SampledToken
 from worker.core.rows import Row
+from worker.interfaces import OutputProcessor
+from worker.values import Logprob, OutputDelta, SampledToken
 
 
 @dataclass(slots=True)

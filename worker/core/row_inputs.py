@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from worker.contract.engine import NO_LAST, Engine
 from worker.core.rows import Group
+from worker.interfaces import Engine
+from worker.values import NO_LAST
 
 
 def set_inputs(engine: Engine, group: Group) -> None:

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from protocol.types import BATCH_PRIORITY, PrefixReuse
-from worker.contract.engine import EngineRequest
-from worker.contract.images import ImageInput
 from worker.core.prefill_cost import PrefillCall
 from worker.core.prefix.matching import Match
+from worker.values import EngineRequest, ImageInput
 
 Span = tuple[int, int]
 """Half-open range of positions."""

@@ -22,8 +22,6 @@ from dataclasses import dataclass, replace
 
 from protocol.errors import too_long
 from protocol.types import ImageStatus
-from worker.contract.engine import EngineRequest
-from worker.contract.images import ImageInput
 from worker.core.batching_window import Bursts
 from worker.core.encoder_cache import EncoderCacheManager, images_of
 from worker.core.memory_reservations import Reservations
@@ -33,6 +31,7 @@ from worker.core.prefix.index import PrefixIndex
 from worker.core.prefix.matching import Match
 from worker.core.prefix.sharing import OFF, Sharing
 from worker.core.rows import Chunk, EncodeImage, Group, Phase, Row, SchedulerOutput, call_of, row_of
+from worker.values import EngineRequest, ImageInput
 
 AHEAD_MAX = 7
 BURST_PROMPT_S_MAX = 5.0

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 
 from protocol.errors import Code, RequestError
 from protocol.types import SparsePrefill
-from worker.contract.drafts import ImportanceScorer
-from worker.contract.engine import EngineRequest
 from worker.core.prefill_cost import PrefillCall, PrefillCostModel
 from worker.core.rows import Row, Span
+from worker.interfaces import ImportanceScorer
+from worker.values import EngineRequest
 
 CHUNK_TOKENS = 32
 HEAD_TOKENS, TAIL_TOKENS = 64, 256

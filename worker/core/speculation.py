@@ -16,13 +16,12 @@ from typing import NamedTuple
 
 from protocol.types import SpecDecodeStats, SpecDecodeStatus
 from worker.common_prefix import common_prefix_length
-from worker.contract.device_errors import raise_if_device_failed
-from worker.contract.drafts import DraftProposer
-from worker.contract.engine import StepOutput
-from worker.contract.guides import ForcedTokens
 from worker.core.draft_catch_up import DraftCatchUp
 from worker.core.ngram_proposer import FORCED, LOOKUP, MODEL, NO_DRAFT, Draft, NgramProposer
 from worker.core.rows import Row
+from worker.interfaces import DraftProposer
+from worker.process.device_errors import raise_if_device_failed
+from worker.values import ForcedTokens, StepOutput
 
 log = logging.getLogger(__name__)
 
@@ -170,7 +169,7 @@ class RowDrafts:
 
 class Speculation:
     """Speculation of one worker. `is_on`: drafts are enabled. `drafter`: the draft network, if any.
-    `target_s`: between two tokens of a running stream. `position_cost`: as in `contract.Model`."""
+    `target_s`: between two tokens of a running stream. `position_cost`: as in `Model`."""
 
     def __init__(
         self,

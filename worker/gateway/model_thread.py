@@ -21,9 +21,6 @@ from protocol.messages import Generate, Loading, Message, Ready, Request
 from protocol.settings.worker import WorkerSettings
 from protocol.tasks import require, task_of
 from protocol.types import AdapterInfo, Resources, SparsePrefill
-from worker.contract.device_errors import DeviceError
-from worker.contract.engine import EmbeddingModel, Loader, Model, ModelError, Preparer
-from worker.contract.texts import TextsPreparer
 from worker.core.batching_window import BatchingWindow
 from worker.core.commands import Command, Stop
 from worker.core.embedding_core import STEP_SHARE, EmbeddingLoop
@@ -38,6 +35,8 @@ from worker.core.starvation import starved_after_s
 from worker.gateway.outbox import Outbox
 from worker.gateway.ready import policy_of, ready_of, ready_to_encode
 from worker.input.pool import PreparerPool
+from worker.interfaces import EmbeddingModel, Loader, Model, ModelError, Preparer, TextsPreparer
+from worker.process.device_errors import DeviceError
 from worker.process.startup_timer import StartupTimer
 
 log = logging.getLogger(__name__)

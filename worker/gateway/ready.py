@@ -5,10 +5,10 @@ from __future__ import annotations
 from protocol.messages import Ready
 from protocol.settings.worker import WorkerSettings
 from protocol.types import KVCacheQuantization
-from worker.contract.engine import Model, ModelInfo
-from worker.contract.kv_quantization import KVQuantization
 from worker.core.memory_reservations import Reservations
 from worker.core.scheduler import SchedulerConfig
+from worker.interfaces import Model
+from worker.values import KVQuantization, ModelInfo
 
 _IMAGES_SHARE = 1 / 8
 """Default share of the cache memory for image embeddings. In most families an image's embedding takes less

@@ -10,11 +10,10 @@ from protocol.common.log_context import about
 from protocol.errors import Code, RequestError
 from protocol.messages import Accepted, Failed, Finished, Message, Request, failed
 from protocol.types import Usage
-from worker.contract.engine import EngineRequest, Tokenized
-from worker.contract.texts import PreparedTexts
 from worker.core.commands import Abort, Submit, SubmitTexts
 from worker.gateway.model_thread import ModelThread
 from worker.input.pool import Outcome
+from worker.values import EngineRequest, PreparedTexts, Tokenized
 
 log = logging.getLogger(__name__)
 

@@ -38,14 +38,14 @@ from protocol.messages import (
 )
 from protocol.settings.worker import WorkerSettings
 from protocol.types import OrphanedRow, Resources
-from worker.contract.device_errors import DeviceError
-from worker.contract.engine import Loader, ModelError
 from worker.core.commands import AddAdapter, ClearPrefixes, RemoveAdapter
 from worker.gateway.dealer import DealerLink
 from worker.gateway.model_thread import ModelThread
 from worker.gateway.outbox import Outbox
 from worker.gateway.requests import Requests
 from worker.gateway.session import GatewaySession
+from worker.interfaces import Loader, ModelError
+from worker.process.device_errors import DeviceError
 from worker.process.exit_codes import EXIT_BROKEN, status_of
 from worker.process.resources import ProcessMetrics
 from worker.process.startup_timer import StartupTimer

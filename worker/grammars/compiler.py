@@ -23,8 +23,8 @@ from functools import partial
 
 from llguidance import LLMatcher, LLParserLimits
 
-from worker.contract.preparation import NEVER, CancelToken
 from worker.grammars.tokenizer import GrammarTokenizer
+from worker.values import NEVER, CancelToken
 
 COMPILE_S_MAX = 3.0
 RUNNING_MAX = 2

@@ -1,4 +1,4 @@
-"""Guides: token masks of structured output, token by token. Implements `worker.contract.guides`.
+"""Guides: token masks of structured output, token by token. Implements `Guide` of `worker.values`.
 
 Invariants: the state of a guide depends on the answer's tokens alone, so `open` replays those of a resumed
 answer and yields the same masks. Some token is always allowed: a matcher allows one or has failed, and then
@@ -18,11 +18,11 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from worker.contract.guides import ForcedTokens, GuideError
 from worker.grammars.jump_forward import FORESEE_S_MAX, Spacing, forced_tokens
 from worker.grammars.tokenizer import GrammarTokenizer
 from worker.grammars.trigger import Markup, TriggerScanner
 from worker.output.channels import CONTENT, REASONING
+from worker.values import ForcedTokens, GuideError
 
 BLANKS_MAX = 4
 """Maximum white-space tokens between reasoning and content: templates have one or two line breaks there."""

@@ -12,8 +12,8 @@ import time
 import numpy as np
 from llguidance import LLMatcher
 
-from worker.contract.guides import ForcedTokens
 from worker.grammars.tokenizer import GrammarTokenizer
+from worker.values import ForcedTokens
 
 FORESEE_S_MAX = 0.002
 """Approximate limit of CPU time in seconds; a twentieth of it is usual. `Matcher` stops after repeated

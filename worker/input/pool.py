@@ -20,10 +20,9 @@ from protocol.errors import Code, RequestError
 from protocol.messages import Request
 from protocol.tasks import runs_nothing
 from protocol.types import PreparationStatus
-from worker.contract.engine import EngineRequest, Preparer, Tokenized
-from worker.contract.preparation import CancelToken, PreparationCancelled
-from worker.contract.texts import PreparedTexts, TextsPreparer
 from worker.input.preparation_queue import PreparationQueue, entry_of
+from worker.interfaces import Preparer, TextsPreparer
+from worker.values import CancelToken, EngineRequest, PreparationCancelled, PreparedTexts, Tokenized
 
 log = logging.getLogger(__name__)
 

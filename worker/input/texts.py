@@ -12,10 +12,9 @@ from msgspec.structs import replace
 from protocol.errors import Code, RequestError, too_long
 from protocol.messages import Embed, Rank
 from protocol.packed_texts import unpack
-from worker.contract.preparation import NEVER, CancelToken
-from worker.contract.texts import PreparedTexts, Text
 from worker.input.prompts.render_bound import RENDER_S_MAX, RenderTimeout, within
 from worker.input.prompts.token_limit import SLICE_CHARACTERS, Encode, TokenLimit, beginning
+from worker.values import NEVER, CancelToken, PreparedTexts, Text
 
 TEXTS_AT_ONCE = 64
 """Texts tokenized in one call; other threads can run between calls."""
@@ -44,7 +43,7 @@ class TextRules:
 
 
 class EmbedPreparer:
-    """`worker.contract.texts.TextsPreparer` for embedding models."""
+    """`worker.interfaces.TextsPreparer` for embedding models."""
 
     def __init__(self, tokenizer: Tokenizer, rules: TextRules) -> None:
         """`tokenizer`: used by no other thread."""
@@ -138,7 +137,7 @@ def _wrong_dimensions(rules: TextRules) -> str:
 
 
 class PairPreparer:
-    """`worker.contract.texts.TextsPreparer` for cross-encoders: query and document in one sequence. If it is
+    """`worker.interfaces.TextsPreparer` for cross-encoders: query and document in one sequence. If it is
     too long, the document is truncated."""
 
     def __init__(self, tokenizer: Tokenizer, rules: TextRules) -> None:
@@ -178,7 +177,7 @@ class PairPreparer:
 
 
 class JudgePreparer:
-    """`worker.contract.texts.TextsPreparer` for decoders that are asked whether a document is relevant.
+    """`worker.interfaces.TextsPreparer` for decoders that are asked whether a document is relevant.
     Prompts that are too long are truncated at the end, in the document."""
 
     def __init__(self, tokenizer: Tokenizer, rules: TextRules) -> None:

@@ -21,7 +21,7 @@ import mlx.nn as nn
 
 from protocol.adapters import ADAPTERS_MAX
 from protocol.types import AdapterInfo
-from worker.contract.adapters import AdapterError
+from worker.interfaces import AdapterError
 from worker.runner.lora import Adapters, LayerWeights, kind_of
 
 CONFIG = "adapter_config.json"
@@ -58,7 +58,7 @@ class AdapterFolder:
 
 
 class ServedAdapters:
-    """`contract.AdapterSet` of a model."""
+    """`AdapterSet` of a model."""
 
     def __init__(self, adapters: Adapters) -> None:
         """`adapters`: the engine's."""

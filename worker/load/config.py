@@ -12,7 +12,7 @@ from typing import Any, Literal
 from protocol.common.error_text import describe_os_error
 from protocol.common.model_folder import read_optional, why_no_config
 from protocol.task_detection import ENCODERS
-from worker.contract.engine import ModelError
+from worker.interfaces import ModelError
 
 CONTEXT_FALLBACK_TOKENS = 8192
 """Context length of a model whose config has no limit, such as a recurrent one."""

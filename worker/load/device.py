@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from protocol.common.error_text import in_bytes
 from protocol.common.footprint import footprint_bytes
 from protocol.types import Wired
-from worker.contract.engine import InsufficientMemoryError, ModelError
+from worker.interfaces import InsufficientMemoryError, ModelError
 from worker.load.source import tensor_sizes
 
 if TYPE_CHECKING:

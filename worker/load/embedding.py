@@ -23,11 +23,11 @@ from protocol.common.logs import quiet_libraries
 from protocol.task_detection import is_classifier
 from protocol.tasks import Task
 from protocol.types import Capabilities
-from worker.contract.engine import EmbeddingModel, ModelError, ModelInfo
-from worker.contract.texts import TextsPreparer
 from worker.input.texts import EmbedPreparer, JudgePreparer, PairPreparer, TextRules, Tokenizer
+from worker.interfaces import EmbeddingModel, ModelError, TextsPreparer
 from worker.load.config import ModelConfig
 from worker.runner.encoder import BatchEncoder, Forward
+from worker.values import ModelInfo
 
 TEXT_TOKENS_MAX = 8192
 """Maximum length of one text, as in mlx-vlm's server: a text is one pass, and masks grow quadratically."""

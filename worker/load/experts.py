@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from protocol.common.expert_plan import ExpertPlan, TensorPlace
 from protocol.tasks import Task
-from worker.contract.engine import ModelError
+from worker.interfaces import ModelError
 from worker.load.config import ModelConfig, reads
 
 if TYPE_CHECKING:

@@ -6,8 +6,9 @@ import errno
 
 from protocol.common.error_text import in_bytes
 from protocol.tasks import Task
-from worker.contract.engine import ModelError, ModelInfo
+from worker.interfaces import ModelError
 from worker.load.config import ModelConfig, reads
+from worker.values import ModelInfo
 
 _TRANSIENT = {
     *(errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.EIO, errno.EMFILE, errno.ENFILE),

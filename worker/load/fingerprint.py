@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from worker.contract.engine import ModelInfo
+from worker.values import ModelInfo
 
 SAMPLE_BYTES = 4096
 """Bytes that are read in the middle of each tensor."""

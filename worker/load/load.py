@@ -21,17 +21,7 @@ from protocol.common.model_folder import name_of, original_name
 from protocol.settings.parsers import RECOGNIZED, NamedParsers
 from protocol.tasks import Task
 from protocol.types import ExpertStatus, Resources, Wired
-from worker.contract.adapters import AdapterError
-from worker.contract.device_errors import raise_if_device_failed
-from worker.contract.drafts import DraftProposer
-from worker.contract.engine import (
-    EmbeddingModel,
-    Model,
-    ModelError,
-    ModelInfo,
-    Progress,
-)
-from worker.contract.kv_quantization import KVQuantization
+from worker.interfaces import AdapterError, DraftProposer, EmbeddingModel, Model, ModelError, Progress
 from worker.load.config import ModelConfig, read_config, reads, require_known
 from worker.load.device import MemoryFit, prepare_device
 from worker.load.drafters.draft_model import DraftModel, find_draft, load_draft
@@ -42,7 +32,9 @@ from worker.load.remote_code import forbid_remote_code
 from worker.load.source import bytes_of, find_folder, weight_files
 from worker.load.tasks import find_task
 from worker.load.weights import evaluate, load_weights, warm_up
+from worker.process.device_errors import raise_if_device_failed
 from worker.process.startup_timer import StartupTimer
+from worker.values import KVQuantization, ModelInfo
 
 if TYPE_CHECKING:
     from worker.input.media.preprocessing import ImagePreprocessor
@@ -61,7 +53,7 @@ _UNCUT = "its answers depend on where a prompt is cut into chunks, and upstream 
 
 
 class ModelLoader:
-    """`contract.Loader` for a model folder, a Hugging Face id, or the embedded model."""
+    """`Loader` for a model folder, a Hugging Face id, or the embedded model."""
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from worker.contract.engine import ModelError
+from worker.interfaces import ModelError
 
 
 def forbid_remote_code() -> None:

@@ -21,7 +21,7 @@ from protocol.common.model_folder import (
     why_no_folder,
     why_no_weights,
 )
-from worker.contract.engine import ModelError
+from worker.interfaces import ModelError
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from protocol.task_detection import suggested_task, supported_tasks
 from protocol.tasks import Task
-from worker.contract.engine import ModelError
+from worker.interfaces import ModelError
 from worker.load.config import ModelConfig
 
 log = logging.getLogger(__name__)

@@ -12,17 +12,6 @@ from msgspec.structs import replace
 
 from protocol.common.logs import quiet_libraries
 from protocol.types import Capabilities
-from worker.contract.drafts import DraftProposer
-from worker.contract.engine import (
-    EngineRequest,
-    Model,
-    ModelError,
-    ModelInfo,
-    OutputProcessor,
-    Preparer,
-    SamplingParams,
-)
-from worker.contract.kv_quantization import KVQuantization
 from worker.input.media.multimodal_prompt import MultimodalPreparer
 from worker.input.media.preprocessing import ImagePreprocessor
 from worker.input.prompts.format import CallFormat, Format
@@ -33,6 +22,7 @@ from worker.input.prompts.sampling_defaults import read_defaults
 from worker.input.prompts.template import probe, template_of, unlisted_end
 from worker.input.prompts.token_bytes import token_bytes_max
 from worker.input.prompts.unread import PROBED_TOOLS, unread
+from worker.interfaces import DraftProposer, Model, ModelError, OutputProcessor, Preparer
 from worker.load.adapters import ServedAdapters
 from worker.load.config import ModelConfig
 from worker.load.tokenizers import Tokenizers
@@ -43,6 +33,7 @@ from worker.runner.drafters.hidden_state_proposer import HiddenStateProposer
 from worker.runner.kv.capability_probe import BatchCapabilities
 from worker.runner.runner import BatchEngine
 from worker.runner.sampling.sampler import Agree
+from worker.values import EngineRequest, KVQuantization, ModelInfo, SamplingParams
 
 log = logging.getLogger(__name__)
 

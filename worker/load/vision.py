@@ -19,7 +19,6 @@ import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from PIL import Image
 
-from worker.contract.engine import ModelError
 from worker.input.media.preprocessing import (
     ImagePlaceholders,
     ImagePreprocessor,
@@ -29,6 +28,7 @@ from worker.input.media.preprocessing import (
 from worker.input.media.processor import TEXTUAL, Processor
 from worker.input.prompts.prompt import added_tokens, open_tokenizer
 from worker.input.prompts.template import render, template_of
+from worker.interfaces import ModelError
 from worker.load.vlm_text import ERROR_MAX, relative_error
 from worker.runner.vision import PIXELS, ImageEmbeddings, VisionNetwork
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from worker.contract.engine import ModelError
+from worker.interfaces import ModelError
 from worker.load.rope_parameters import translated
 from worker.load.weights import open_with_config
 from worker.runner.vision import VisionNetwork

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from protocol.common.temporary_folder import TemporaryFolder
-from worker.contract.engine import Engine, Progress, SamplingParams
+from worker.interfaces import Engine, Progress
 from worker.load.rope_parameters import overrides
+from worker.values import SamplingParams
 
 Open = Callable[[Path], Any]
 """Opens a folder's network with lazy parameters."""

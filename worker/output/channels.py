@@ -18,8 +18,8 @@ from typing import NamedTuple, Protocol
 from msgspec.structs import replace
 
 from protocol.types import CallDelta
-from worker.contract.engine import OutputDelta
 from worker.output.text import StopMatcher, TextStream, Vocabulary
+from worker.values import OutputDelta
 
 REASONING = "reasoning"
 """State of a format in which the model reasons, by upstream's name. Text in all other states is content."""

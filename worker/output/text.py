@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer, pre_tokenizers
 
-from worker.contract.engine import OutputDelta
+from worker.values import OutputDelta
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 
 from protocol.settings.reader import EXIT_CONFIGURATION
-from worker.contract.device_errors import DeviceError
-from worker.contract.engine import InsufficientMemoryError, ModelError
+from worker.interfaces import InsufficientMemoryError, ModelError
+from worker.process.device_errors import DeviceError
 
 log = logging.getLogger(__name__)
 

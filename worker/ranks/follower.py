@@ -21,15 +21,7 @@ from protocol import sockets
 from protocol.common.model_folder import name_of
 from protocol.settings.reader import EXIT_CONFIGURATION
 from protocol.settings.worker import WorkerSettings
-from worker.contract.engine import (
-    CacheSegment,
-    CacheSlice,
-    Engine,
-    InsufficientMemoryError,
-    ModelError,
-    SamplingParams,
-)
-from worker.contract.guides import ForcedTokens, Guide
+from worker.interfaces import Engine, InsufficientMemoryError, ModelError
 from worker.load.sharded.drafting import ShardDrafting
 from worker.load.sharded.loader import part_loader
 from worker.load.sharded.parallelism import ShardGroup
@@ -38,6 +30,7 @@ from worker.ranks.line import FollowerLine
 from worker.ranks.memory import TELL_EVERY_S, MemoryReporter
 from worker.ranks.peer_monitor import PeerMonitor
 from worker.ranks.rank_info import FIRST, RankInfo
+from worker.values import CacheSegment, CacheSlice, ForcedTokens, Guide, SamplingParams
 
 C = TypeVar("C", bound=rpc.Call)
 

@@ -13,23 +13,24 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
 
-from worker.contract.device_errors import raise_if_device_failed
-from worker.contract.drafts import NO_DRAFTS, DraftProposer, ImportanceScorer
-from worker.contract.engine import (
+from worker.interfaces import DraftProposer, Engine, ImportanceScorer
+from worker.process.device_errors import raise_if_device_failed
+from worker.ranks import rpc
+from worker.ranks.line import RankGoneError
+from worker.values import (
+    NO_DRAFTS,
     NO_LAST,
     NO_TARGETS,
+    ArrayBytes,
     CacheSegment,
     CacheSlice,
-    Engine,
+    ForcedTokens,
+    ImageInput,
     Logprob,
     LogprobTargets,
     SamplingParams,
     StepOutput,
 )
-from worker.contract.guides import ForcedTokens
-from worker.contract.images import ArrayBytes, ImageInput
-from worker.ranks import rpc
-from worker.ranks.line import RankGoneError
 
 
 class Caller(Protocol):

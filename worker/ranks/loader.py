@@ -17,7 +17,7 @@ from msgspec import structs
 from protocol.common.model_folder import name_of
 from protocol.settings.worker import WorkerSettings
 from protocol.types import Resources
-from worker.contract.engine import Model, ModelError, Progress
+from worker.interfaces import Model, ModelError, Progress
 from worker.process.startup_timer import StartupTimer
 from worker.ranks import rpc
 from worker.ranks.leader import Leader
@@ -34,7 +34,7 @@ PROOF_S_MAX = 300.0
 
 
 class SetLoader:
-    """`contract.Loader` of the leader."""
+    """`Loader` of the leader."""
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ from protocol import sockets
 from protocol.common.temporary_folder import TemporaryFolder
 from protocol.hosts import Backend, HostsError, problem_with, read
 from protocol.settings.worker import WorkerSettings
-from worker.contract.engine import InsufficientMemoryError, ModelError
+from worker.interfaces import InsufficientMemoryError, ModelError
 from worker.ranks import rpc
 from worker.ranks.launcher import LaunchPlan, LeaderEndpoint, RankProcesses
 from worker.ranks.line import LeaderLine

@@ -1,4 +1,4 @@
-"""RPC messages between ranks: the leader's calls, as in `worker.contract.engine.Engine`, and followers'
+"""RPC messages between ranks: the leader's calls, as in `worker.interfaces.Engine`, and followers'
 messages.
 
 Plain values. Cache slices stay on their rank; messages refer to them by number.
@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from protocol.types import RankMemory
-from worker.contract.engine import LogprobTargets, SamplingParams
+from worker.values import LogprobTargets, SamplingParams
 
 
 class _RankMessage(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import mlx.core as mx
 import numpy as np
 
-from worker.contract.texts import Text
+from worker.values import Text
 
 Forward = Callable[[mx.array, mx.array, mx.array | None], mx.array]
 """(tokens, mask, types), each int32 [texts, tokens], -> vectors [texts, width]. The mask is 1 at tokens and 0
@@ -20,7 +20,7 @@ leaks."""
 
 
 class BatchEncoder:
-    """`worker.contract.texts.Encoder`."""
+    """`worker.interfaces.Encoder`."""
 
     def __init__(self, forward: Forward, *, padding: int = 0) -> None:
         """`padding`: the padding token. Probes whether padding changes results; if so, texts of unequal

@@ -22,7 +22,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from worker.contract.adapters import AdapterError
+from worker.interfaces import AdapterError
 
 NO_ADAPTER = ""
 """The adapter of a row that uses none."""

@@ -15,7 +15,6 @@ from functools import partial
 import mlx.core as mx
 import mlx.nn as nn
 
-from worker.contract.engine import Logprob, LogprobTargets
 from worker.runner.drafters.hidden_states import HiddenStateSink
 from worker.runner.kv.batch import RowCaches, prefill_abreast
 from worker.runner.kv.capability_probe import BatchCapabilities
@@ -26,6 +25,7 @@ from worker.runner.lora import NO_ADAPTER, AdapterBatch
 from worker.runner.output_head import OutputHead
 from worker.runner.sampling.logprobs import piece_tokens, prefill_scored
 from worker.runner.vision import ImageEmbeddings
+from worker.values import Logprob, LogprobTargets
 
 Chunks = Mapping[str, Sequence[int]]
 

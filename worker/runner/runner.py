@@ -23,20 +23,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from worker.contract.drafts import NO_DRAFTS, DraftProposer, ImportanceScorer
-from worker.contract.engine import (
-    NO_LAST,
-    NO_TARGETS,
-    CacheSegment,
-    CacheSlice,
-    Logprob,
-    LogprobTargets,
-    SamplingParams,
-    StepOutput,
-)
-from worker.contract.guides import ForcedTokens
-from worker.contract.images import ArrayBytes, ImageInput
-from worker.contract.kv_quantization import KVQuantization
+from worker.interfaces import DraftProposer, ImportanceScorer
 from worker.runner.bucket_attention import route_attention
 from worker.runner.decode_batch import BatchRow, DecodeBatch, DecodeModel, first_sample
 from worker.runner.drafters.draft_model import DraftModelProposer
@@ -55,6 +42,21 @@ from worker.runner.sampling.state import SamplingState
 from worker.runner.trees import held_bytes
 from worker.runner.verification import AcceptedTokens
 from worker.runner.vision import ImageEmbeddings
+from worker.values import (
+    NO_DRAFTS,
+    NO_LAST,
+    NO_TARGETS,
+    ArrayBytes,
+    CacheSegment,
+    CacheSlice,
+    ForcedTokens,
+    ImageInput,
+    KVQuantization,
+    Logprob,
+    LogprobTargets,
+    SamplingParams,
+    StepOutput,
+)
 
 TOKENS_PER_CLEAR = 256
 """Decode steps or prefilled tokens between calls of `mx.clear_cache`."""

@@ -19,10 +19,10 @@ from typing import Any
 import mlx.core as mx
 
 from worker.common_prefix import common_prefix_length
-from worker.contract.engine import SampledToken
 from worker.runner.sampling.grammar_masks import MaskThreads
 from worker.runner.sampling.sampler import Agree, Sampler
 from worker.runner.sampling.state import SamplingState
+from worker.values import SampledToken
 
 DRAWN_VALUES_MAX = 4 * 2**20
 """Logits in a verify pass up to which tokens that are not greedy are sampled all at once: beyond, sampling

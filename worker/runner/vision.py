@@ -17,8 +17,8 @@ import mlx.nn as nn
 import numpy as np
 from mlx_lm.models.cache import KVCache
 
-from worker.contract.images import ArrayBytes, ImageInput
 from worker.runner.kv.batch import RowCaches, leaf_caches
+from worker.values import ArrayBytes, ImageInput
 
 _ALIGNED = ("inputs_embeds", "per_layer_inputs")
 """Upstream's outputs for each token, [1, tokens, …]."""

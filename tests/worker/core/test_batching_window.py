@@ -7,7 +7,6 @@ import pytest
 
 from protocol.types import BATCH_PRIORITY
 from tests.factories import engine_request
-from worker.contract.engine import CacheSpec
 from worker.core.batching_window import (
     BURST_S,
     WINDOW_ALONE_S,
@@ -17,6 +16,7 @@ from worker.core.batching_window import (
 )
 from worker.core.prefix.index import PrefixIndex
 from worker.core.scheduler import BURST_PROMPT_S_MAX, Scheduler, SchedulerConfig
+from worker.values import CacheSpec
 
 PROMPT = 100
 PROMPT_S = 0.4

@@ -8,7 +8,7 @@ from tests.oracle import Oracle
 from tests.worker.conversations import differences
 from tests.worker.runner.test_zoo import ALIKE
 from tests.worker.zoo import ARCHITECTURES, load
-from worker.contract.kv_quantization import KVQuantization
+from worker.values import KVQuantization
 
 TURNS = 8
 """Turns of one scenario per architecture; `python -m tests.worker.conversations` runs any number."""

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from tests.worker.core.test_speculation import row_of, verified
-from worker.contract.drafts import BACKLOG_MAX
-from worker.contract.engine import StepOutput
 from worker.core.ngram_proposer import MODEL
 from worker.core.rows import Row
 from worker.core.speculation import SOURCES, Speculation
+from worker.values import BACKLOG_MAX, StepOutput
 
 STEP_S = 0.01
 TARGET_S = 0.1

@@ -7,10 +7,10 @@ import pytest
 from protocol.errors import Code
 from protocol.messages import CacheCleared, Failed, Finished
 from tests.worker.texts import FAILING, House, prepared_texts, vector
-from worker.contract.texts import PreparedTexts, Text
 from worker.core.commands import ClearPrefixes
 from worker.core.engine_core import OUTBOX_MESSAGES_MAX
 from worker.core.failures import FAILURES_MAX, EngineKeepsFailing
+from worker.values import PreparedTexts, Text
 
 
 def failing(id: str) -> PreparedTexts:

@@ -12,9 +12,9 @@ from protocol.errors import Code, RequestError
 from protocol.prefix_namespace import salt_in
 from tests.factories import engine_request
 from tests.worker.engines import Image, picture
-from worker.contract.engine import EngineRequest
 from worker.core.encoder_cache import EncoderCacheManager, images_of
 from worker.core.rows import Chunk, Row
+from worker.values import EngineRequest
 
 
 def request(*images: Image, tokens: int = 100, salt: str = "") -> EngineRequest:

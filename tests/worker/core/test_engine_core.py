@@ -17,11 +17,11 @@ from tests.worker.engines import (
     ScriptedPipeline,
     breaking,
 )
-from worker.contract.device_errors import DeviceError
-from worker.contract.engine import CacheSpec
 from worker.core import engine_core as loop_module
 from worker.core.commands import Stop
 from worker.core.failures import FAILURES_MAX, EngineKeepsFailing
+from worker.process.device_errors import DeviceError
+from worker.values import CacheSpec
 
 # --- how a request ends ------------------------------------------------------------------------------
 

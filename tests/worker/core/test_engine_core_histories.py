@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.worker.conversations import small_steps
 from tests.worker.core.test_prompt_logprobs import ASKS, expected, told
 from tests.worker.engines import END, House, Image, ScriptedEngine, breaking
-from worker.contract.engine import CacheSpec, SamplingParams
+from worker.values import CacheSpec, SamplingParams
 
 SHAPES = [None, CacheSpec(), CacheSpec(has_states=True), CacheSpec(window=7)]
 """Caches of an engine without a prefix store, and of engines with one."""

@@ -9,7 +9,7 @@ from protocol.types import CallDelta
 from tests.scripted_worker.script import Script
 from tests.scripted_worker.text import FakePipeline
 from tests.worker.engines import END, House, ScriptedEngine, ScriptedPipeline
-from worker.contract.engine import CacheSpec
+from worker.values import CacheSpec
 
 
 def test_the_answer_goes_on_behind_what_was_said() -> None:

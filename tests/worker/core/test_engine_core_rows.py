@@ -8,9 +8,9 @@ import pytest
 
 from protocol.messages import Failed
 from tests.worker.engines import House, breaking
-from worker.contract.engine import SamplingParams
 from worker.core import engine_core as loop_module
 from worker.core.batching_window import WINDOW_ALONE_S
+from worker.values import SamplingParams
 
 
 def paced(house: House) -> None:

@@ -10,8 +10,8 @@ from protocol.messages import CacheCleared
 from protocol.types import ImageStatus
 from tests.worker.core.prefix.test_store import PLENTY, cached, reused
 from tests.worker.engines import House, Image, ScriptedEngine, breaking, picture
-from worker.contract.engine import CacheSpec
 from worker.core.commands import ClearPrefixes
+from worker.values import CacheSpec
 
 CAT, DOG = picture("cat", 0, 1).digest, picture("dog", 0, 1).digest
 

@@ -9,9 +9,9 @@ import pytest
 from protocol.errors import Code, RequestError
 from tests.factories import engine_request
 from tests.worker.engines import picture
-from worker.contract.images import ArrayBytes
 from worker.core.memory_reservations import Reservations
 from worker.core.scheduler import Scheduler, SchedulerConfig
+from worker.values import ArrayBytes
 
 
 def test_what_is_spare_is_neither_reserved_nor_in_use() -> None:

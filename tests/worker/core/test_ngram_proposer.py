@@ -5,7 +5,6 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.contract.images import MEDIA_KEYS
 from worker.core import ngram_proposer
 from worker.core.ngram_proposer import (
     AWAY_TOKENS,
@@ -17,6 +16,7 @@ from worker.core.ngram_proposer import (
     Draft,
     NgramProposer,
 )
+from worker.values import MEDIA_KEYS
 
 FILE = tuple(range(100, 200))
 

@@ -10,8 +10,8 @@ import pytest
 from protocol.messages import Finished, PrefixHit, PromptLogprobs
 from protocol.types import PromptToken
 from tests.worker.engines import END, Broken, House, ScriptedEngine, ScriptedPipeline
-from worker.contract.engine import CacheSpec, SamplingParams
 from worker.core import prompt_logprobs
+from worker.values import CacheSpec, SamplingParams
 
 ASKS = SamplingParams(logprobs=1)
 PLENTY = 10**9

@@ -8,10 +8,10 @@ import pytest
 
 from protocol.errors import Code, RequestError
 from tests.factories import engine_request
-from worker.contract.engine import EngineRequest
 from worker.core.prefix.sharing import SHORT_TOKENS_MAX
 from worker.core.rows import Phase, SchedulerOutput
 from worker.core.scheduler import Scheduler, SchedulerConfig
+from worker.values import EngineRequest
 
 
 def request(id: str, prompt: int, *, first: int = 0, **fields: Any) -> EngineRequest:

@@ -12,14 +12,13 @@ from protocol.common.progress import ProgressWatch
 from protocol.errors import RequestError
 from tests.factories import engine_request
 from tests.worker.engines import picture
-from worker.contract.engine import EngineRequest
-from worker.contract.images import ImageInput
 from worker.core.prefill_batches import PADDING_MAX
 from worker.core.prefill_cost import CHUNK_TOKENS_MIN
 from worker.core.prefix.sharing import SHORT_TOKENS_MAX
 from worker.core.rows import Chunk, EncodeImage, Group, Phase, Row, SchedulerOutput
 from worker.core.scheduler import AHEAD_MAX, Scheduler, SchedulerConfig
 from worker.core.starvation import watched
+from worker.values import EngineRequest, ImageInput
 
 SEEDS = 100
 """Number of histories; `python -m tests.worker.core.test_scheduler_simulated 0 10000` runs more."""

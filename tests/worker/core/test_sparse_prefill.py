@@ -16,11 +16,11 @@ from protocol.errors import RequestError
 from protocol.types import SparsePrefill
 from tests.factories import engine_request
 from tests.worker.scorers import Weigher
-from worker.contract.engine import CacheSpec, EngineRequest, SamplingParams
 from worker.core.prefix.index import PrefixIndex
 from worker.core.rows import Phase, Row
 from worker.core.scheduler import Scheduler, SchedulerConfig
 from worker.core.sparse_prefill import CHUNK_TOKENS, HEAD_TOKENS, TAIL_TOKENS, SparsePrefillQueue, least
+from worker.values import CacheSpec, EngineRequest, SamplingParams
 
 WISH = SparsePrefill(keep=0.3, above=1000)
 

@@ -10,12 +10,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.factories import engine_request
-from worker.contract.engine import SampledToken, SamplingParams, StepOutput
-from worker.contract.guides import ForcedTokens
-from worker.contract.images import MEDIA_KEYS
 from worker.core.ngram_proposer import LOOKUP
 from worker.core.rows import Row
 from worker.core.speculation import PAUSE_TOKENS, SOURCES, Speculation
+from worker.values import MEDIA_KEYS, ForcedTokens, SampledToken, SamplingParams, StepOutput
 
 DICE = random.Random(11)
 FORCED = SamplingParams(forced=(0,))

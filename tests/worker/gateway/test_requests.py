@@ -15,15 +15,13 @@ from tests import factories
 from tests.scripted_worker.loader import FakeLoader
 from tests.system import eventually
 from tests.worker.texts import prepared_texts
-from worker.contract.engine import EngineRequest, Tokenized
-from worker.contract.preparation import NEVER, CancelToken
-from worker.contract.texts import PreparedTexts
 from worker.core.commands import Abort, Command, Submit, SubmitTexts
 from worker.gateway.model_thread import ModelThread
 from worker.gateway.outbox import Outbox
 from worker.gateway.requests import Requests
 from worker.input.pool import PreparerPool
 from worker.input.preparation_queue import BYTES_MAX
+from worker.values import NEVER, CancelToken, EngineRequest, PreparedTexts, Tokenized
 
 WAIT_S = 20.0
 GENERATES = Capabilities()

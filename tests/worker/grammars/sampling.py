@@ -13,11 +13,11 @@ from tokenizers import Tokenizer
 
 from tests.models.fixtures import model_folder
 from tests.models.tokenizer import ADDED_TOKENS, token_bytes
-from worker.contract.guides import Grammar, Guide
 from worker.grammars.compiler import Compiler
 from worker.grammars.guide import AnswerGrammar
 from worker.grammars.tokenizer import GrammarTokenizer
 from worker.grammars.trigger import Markup
+from worker.values import Grammar, Guide
 
 TOKENS_MAX = 500
 HURRIED_AFTER = 100

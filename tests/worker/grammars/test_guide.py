@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from protocol.types import StructuredOutput
 from tests.worker.grammars.sampling import Mask, Words, draw, small, wide
-from worker.contract.guides import Grammar, Guide, GuideError
 from worker.grammars import guide as guides
 from worker.grammars.calls import CallForm, CallsGrammar, ToolSchema
 from worker.grammars.guide import CALL, AnswerGrammar, CallGrammar
 from worker.grammars.response_formats import grammar_of
 from worker.grammars.trigger import Edges, Markup
 from worker.output.channels import CONTENT, REASONING
+from worker.values import Grammar, Guide, GuideError
 
 EDGES: Edges = {CONTENT: [("<think>", REASONING), ("<tool_call>", CALL)], REASONING: [("</think>", CONTENT)]}
 SCHEMA = {

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from protocol.types import StructuredOutput
 from tests.worker.grammars.sampling import Mask, Words, draw, small, wide
 from tests.worker.grammars.schemas import Schema, schemas
-from worker.contract.guides import ForcedTokens, Guide
 from worker.grammars import guide as guide_module
 from worker.grammars import jump_forward
 from worker.grammars.compiler import GrammarError
@@ -20,6 +19,7 @@ from worker.grammars.jump_forward import Spacing
 from worker.grammars.response_formats import ResponseFormatError, grammar_of
 from worker.grammars.trigger import Markup
 from worker.output.channels import CONTENT, REASONING
+from worker.values import ForcedTokens, Guide
 
 OBJECT: Schema = {
     "type": "object",

@@ -14,10 +14,10 @@ from protocol.errors import Code, RequestError
 from protocol.messages import Generate
 from tests.factories import engine_request, request
 from tests.system import eventually
-from worker.contract.engine import EngineRequest, Preparer, Tokenized
-from worker.contract.preparation import NEVER, CancelToken
 from worker.input.pool import PREPARE_S_MAX, THREADS, Outcome, PreparerPool
 from worker.input.preparation_queue import SHORT_COST_MAX
+from worker.interfaces import Preparer
+from worker.values import NEVER, CancelToken, EngineRequest, Tokenized
 
 WAIT_S = 20.0
 

@@ -14,8 +14,8 @@ from protocol.errors import Code, RequestError
 from protocol.messages import Rank
 from tests import factories
 from tests.models.fixtures import model_folder
-from worker.contract.texts import PreparedTexts
 from worker.input.texts import EmbedPreparer, JudgePreparer, PairPreparer, TextRules
+from worker.values import PreparedTexts
 
 RULES = TextRules(context_length=32, vocabulary=1200, width=48, shorter_sizes=frozenset({16, 32}))
 LONG = "the old house near the river " * 20

@@ -15,7 +15,7 @@ from mlx_lm.utils import load_model
 
 from tests.models.adapters import Recipe, make_adapter
 from tests.models.fixtures import model_folder
-from worker.contract.adapters import AdapterError
+from worker.interfaces import AdapterError
 from worker.load.adapters import AdapterFolder, read_adapter
 from worker.runner.lora import Adapters
 

@@ -18,9 +18,9 @@ from tests.models.encoders import EMBEDDERS, ENCODERS, RANKERS
 from tests.models.fixtures import model_folder
 from tests.worker.folders import nothing
 from tests.worker.upstream import embedded, ranked
-from worker.contract.engine import EmbeddingModel
-from worker.contract.texts import PreparedTexts
+from worker.interfaces import EmbeddingModel
 from worker.load.load import ModelLoader
+from worker.values import PreparedTexts
 
 TOLERANCE = 1e-5
 QUERY = "where does the river turn to the old station?"

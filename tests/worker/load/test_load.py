@@ -19,9 +19,9 @@ import pytest
 from protocol.types import Exactness
 from tests.models.fixtures import model_folder
 from tests.worker.folders import copied, failure, nothing
-from worker.contract.engine import InsufficientMemoryError, Model, ModelError, SamplingParams
 from worker.core.scheduler import SchedulerConfig
 from worker.gateway.ready import ready_of
+from worker.interfaces import InsufficientMemoryError, Model, ModelError
 from worker.load import load, memory, vision, weights
 from worker.load.config import CONTEXT_FALLBACK_TOKENS, read_config
 from worker.load.load import ModelLoader
@@ -29,6 +29,7 @@ from worker.load.memory import AvailableMemory
 from worker.process.startup_timer import StartupTimer
 from worker.runner.kv import capability_probe
 from worker.runner.runner import BatchEngine
+from worker.values import SamplingParams
 
 
 @pytest.mark.parametrize("name", ["dense", "hybrid"])
@@ -168,7 +169,7 @@ import logging, os, sys
 logging.basicConfig(level="INFO", format="%(message)s")
 import mlx.core as mx
 mx.set_default_device(mx.cpu)  # a GPU's kernels need no C++ compiler
-from worker.contract.engine import SamplingParams
+from worker.values import SamplingParams
 from worker.load.load import ModelLoader
 for path in sys.argv[2:]:
     os.environ["PATH"] = path

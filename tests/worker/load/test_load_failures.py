@@ -19,11 +19,12 @@ from huggingface_hub import constants, errors
 from protocol.common.huggingface import transport_errors
 from tests.models.fixtures import model_folder
 from tests.worker.folders import copied, failure, nothing
-from worker.contract.engine import Model, ModelError, SamplingParams
+from worker.interfaces import Model, ModelError
 from worker.load import load
 from worker.load.config import read_config
 from worker.load.explain import explain
 from worker.load.load import ModelLoader
+from worker.values import SamplingParams
 
 
 def test_a_missing_folder_is_named_and_one_without_a_config_is_no_model(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from protocol.task_detection import detect_task
 from protocol.tasks import Task
-from worker.contract.engine import ModelError
+from worker.interfaces import ModelError
 from worker.load.config import ModelConfig
 from worker.load.tasks import find_task
 

@@ -19,11 +19,11 @@ from tests.models.vision_models import EYES
 from tests.worker.folders import copied, nothing
 from tests.worker.image_questions import POCKET, Question, encoded, upstream
 from tests.worker.vision_models import engine_request, folder_of, loaded
-from worker.contract.engine import SamplingParams
 from worker.load import vision
 from worker.load.config import read_config
 from worker.load.load import ModelLoader
 from worker.runner.vision import VisionNetwork
+from worker.values import SamplingParams
 
 NAMES = (*EYES, POCKET)
 

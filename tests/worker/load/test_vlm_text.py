@@ -13,7 +13,7 @@ import pytest
 
 from tests.models.fixtures import model_folder
 from tests.worker.folders import failure, nothing
-from worker.contract.engine import Model, ModelError
+from worker.interfaces import Model, ModelError
 from worker.load.load import ModelLoader
 from worker.load.vlm_text import like, load_network, require_writer, try_text
 from worker.runner.kv import capability_probe

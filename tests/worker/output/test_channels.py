@@ -17,10 +17,11 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
 from tests.worker.output.calls.parsed_answers import bare_tokenizer
-from worker.contract.engine import OutputDelta, OutputProcessor
 from worker.input.prompts.format import Format
+from worker.interfaces import OutputProcessor
 from worker.output.channels import CONTENT, REASONING, SIGNS_MAX, ChannelProcessor, signs_of
 from worker.output.text import Vocabulary
+from worker.values import OutputDelta
 
 MARKERS = {
     "ordinary": ("<think>", "</think>"),  # as Qwen3's: added, and not special

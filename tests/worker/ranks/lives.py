@@ -33,7 +33,7 @@ from tests.ports import free_ports
 from tests.worker.families import ROWS, is_tie
 from tests.worker.sparse import differing
 from tests.worker.zoo import play, possible
-from worker.contract.engine import Model
+from worker.interfaces import Model
 from worker.process.preload import preload_openblas
 
 LIFE_S_MAX = 600.0

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 
 import mlx.core as mx
 
-from worker.contract.drafts import NO_DRAFTS
-from worker.contract.engine import Engine, StepOutput
+from worker.interfaces import Engine
 from worker.ranks import rpc
 from worker.ranks.follower import Follower
 from worker.ranks.leader import Leader
+from worker.values import NO_DRAFTS, StepOutput
 
 
 def steps_of(engine: Engine) -> list[dict[str, int]]:

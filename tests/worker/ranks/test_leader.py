@@ -14,11 +14,12 @@ from tests.worker.engines import Broken, ScriptedEngine
 from tests.worker.ranks.pair import Pair
 from tests.worker.sparse import differing
 from tests.worker.zoo import play
-from worker.contract.engine import CacheSpec, Model, ModelInfo, SamplingParams
+from worker.interfaces import Model
 from worker.ranks import rpc
 from worker.ranks.line import RankGoneError
 from worker.runner.drafters.draft_model import DraftModelProposer
 from worker.runner.runner import BatchEngine
+from worker.values import CacheSpec, ModelInfo, SamplingParams
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ import zmq
 from protocol.settings.worker import WorkerSettings
 from protocol.sockets import Curve, EndpointError, write_keys
 from tests.ports import free_port
-from worker.contract.engine import ModelError
+from worker.interfaces import ModelError
 from worker.ranks import peer_monitor as watch_module
 from worker.ranks import rank_keys, rpc
 from worker.ranks import rendezvous as meeting_module

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from worker.contract.engine import LogprobTargets, SamplingParams, ThinkingBudget
 from worker.ranks import rpc
+from worker.values import LogprobTargets, SamplingParams, ThinkingBudget
 
 DRAW = SamplingParams(
     seed=2**63 - 1,

@@ -6,8 +6,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from worker.contract.texts import Text
 from worker.runner.encoder import BatchEncoder
+from worker.values import Text
 
 TEXTS = [Text((5, 6, 7)), Text((9,)), Text((2, 4, 8, 16, 3)), Text((7, 7, 7))]
 

@@ -18,11 +18,11 @@ from mlx_lm.utils import load_tokenizer
 
 from tests.models.fixtures import model_folder
 from tests.worker.probed_networks import MODELS, engine_of, network
-from worker.contract.engine import NO_LAST, NO_TARGETS, SamplingParams
 from worker.runner import prefill as prefill_module
 from worker.runner.kv.batch import prefill_abreast
 from worker.runner.kv.capability_probe import BatchCapabilities
 from worker.runner.runner import BatchEngine
+from worker.values import NO_LAST, NO_TARGETS, SamplingParams
 
 WINDOW = 32
 """Attention window of the sliding model, in tokens."""

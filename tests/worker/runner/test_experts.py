@@ -21,10 +21,11 @@ from tests.models.fixtures import model_folder
 from tests.models.mixtures import make_mixture
 from tests.oracle import Oracle
 from tests.worker.folders import failure, nothing
-from worker.contract.engine import Model, SamplingParams
+from worker.interfaces import Model
 from worker.load.experts import attach
 from worker.load.load import ModelLoader
 from worker.runner.experts import ExpertFileError, ResidentExperts, WeightFile
+from worker.values import SamplingParams
 
 PROMPTS = [tuple((7 * row + 31 * place) % 1900 + 1 for place in range(9 + 13 * row)) for row in range(4)]
 TOKENS = 12

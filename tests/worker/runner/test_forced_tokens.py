@@ -16,9 +16,10 @@ from tests.models.fixtures import model_folder
 from tests.worker.folders import nothing
 from tests.worker.runner.sampling.test_grammar_masks import held_alone
 from tests.worker.runner.test_engine_parity import Job, endless_tokenizer
-from worker.contract.engine import NO_DRAFTS, Engine, EngineRequest, Model, SamplingParams, ThinkingBudget
+from worker.interfaces import Engine, Model
 from worker.load.load import ModelLoader
 from worker.runner.runner import BatchEngine
+from worker.values import NO_DRAFTS, EngineRequest, SamplingParams, ThinkingBudget
 
 DRAFTED_MAX = 15
 TOKENS_MAX, FREE_TOKENS = 150, 30

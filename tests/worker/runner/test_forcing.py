@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from tests.worker.probed_networks import engine_of
 from tests.worker.runner.test_engine_parity import Job, play
-from worker.contract.engine import SamplingParams, ThinkingBudget
 from worker.runner.runner import BatchEngine
 from worker.runner.sampling.state import ThinkingGuard
+from worker.values import SamplingParams, ThinkingBudget
 
 END, BREAK, CALL = 7, 8, 9
 OPENINGS = [(5,), (5, 6)]

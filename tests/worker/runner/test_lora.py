@@ -21,11 +21,11 @@ from tests.models.adapters import Recipe, make_adapter, save_adapter, upstream_l
 from tests.models.fixtures import model_folder
 from tests.worker import image_questions, vision_models
 from tests.worker.runner.test_engine_parity import Job, endless_tokenizer, play, play_abreast
-from worker.contract.engine import CacheSegment, SamplingParams
 from worker.load.adapters import read_adapter
 from worker.runner.kv.capability_probe import BatchCapabilities, ProbeTarget, probe_capabilities
 from worker.runner.lora import NO_ADAPTER
 from worker.runner.runner import BatchEngine
+from worker.values import CacheSegment, SamplingParams
 
 ATTENTION = ("self_attn.q_proj", "self_attn.v_proj")
 RECIPES = (

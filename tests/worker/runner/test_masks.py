@@ -13,8 +13,8 @@ import pytest
 from tests.worker.rules import Unforeseeing
 from tests.worker.runner.sampling.test_filters import FILTERS, upstream_logprobs
 from tests.worker.runner.sampling.test_sampler import VOCABULARY, WAYS, drawn, random_logits
-from worker.contract.engine import SamplingParams
 from worker.runner.sampling.grammar_masks import GuidedRow, Masks
+from worker.values import SamplingParams
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ import mlx.nn as nn
 import pytest
 
 from tests.worker.probed_networks import MODELS, engine_of, network, prompt_of
-from worker.contract.engine import Logprob, LogprobTargets, SamplingParams
 from worker.runner.runner import BatchEngine
 from worker.runner.sampling import logprobs
+from worker.values import Logprob, LogprobTargets, SamplingParams
 
 TOLERANCE = 1e-4
 

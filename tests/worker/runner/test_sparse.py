@@ -8,9 +8,9 @@ import pytest
 
 from tests.worker.probed_networks import engine_of, network, prompt_of
 from tests.worker.sparse import Sparse, begin, hidden, played
-from worker.contract.engine import SamplingParams
 from worker.runner.drafters.draft_model import DraftModelProposer
 from worker.runner.runner import BatchEngine
+from worker.values import SamplingParams
 
 ARCHITECTURES = (
     *("hybrid", "deepseek_v3", "deepseek_v32", "kimi_linear"),

@@ -10,7 +10,8 @@ import pytest
 
 from tests.models.vision_models import EYES
 from tests.worker.vision_models import TOKENS_MAX, Job, jobs_of, loaded, open_row, play
-from worker.contract.engine import CacheSegment, Engine, SamplingParams
+from worker.interfaces import Engine
+from worker.values import CacheSegment, SamplingParams
 
 FAMILIES = tuple(name for name in EYES if name != "smolvlm-eyes")
 """SmolVLM's network is Idefics 3's, and that of the pocket model Qwen3.5's."""

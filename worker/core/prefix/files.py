@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
-from worker.contract.images import ITEM_BYTES, ArrayBytes
+from worker.values import ITEM_BYTES, ArrayBytes
 
 FILE_BYTES_MAX = 2**30
 HEADER_BYTES_MAX = 4 * 2**20

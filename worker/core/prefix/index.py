@@ -16,7 +16,6 @@ from typing import Any, Protocol
 
 from protocol.prefix_namespace import contains
 from protocol.types import PrefixStatus
-from worker.contract.engine import CacheSlice, CacheSpec
 from worker.core.prefix import tree
 from worker.core.prefix.eviction import Tier, is_superseded, worth
 from worker.core.prefix.items import (
@@ -31,6 +30,7 @@ from worker.core.prefix.items import (
 )
 from worker.core.prefix.matching import Match, longest, match_of
 from worker.core.prefix.tree import StoredFile, Tree, snapshots_of
+from worker.values import CacheSlice, CacheSpec
 
 BLOCK_TOKENS = 512
 """Maximum length of a block, which is evicted as a whole."""

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from worker.contract.engine import CacheSpec
 from worker.core.prefix.items import BlockPart, Item, Snapshot
 from worker.core.prefix.tree import snapshots_of
+from worker.values import CacheSpec
 
 Place = Literal["none", "ram", "disk"]
 

@@ -17,8 +17,6 @@ import msgspec
 
 from protocol.common.log_context import about
 from protocol.types import PrefixStatus
-from worker.contract.device_errors import raise_if_device_failed
-from worker.contract.engine import CacheSegment, CacheSlice, Engine, Model
 from worker.core.commands import Command, DiskSpace, Fetched, Written
 from worker.core.prefix.disk import DiskTier
 from worker.core.prefix.files import Record
@@ -26,6 +24,9 @@ from worker.core.prefix.index import BLOCK_TOKENS, PrefixIndex, keep
 from worker.core.prefix.items import Item
 from worker.core.prefix.matching import Match
 from worker.core.rows import Phase, Row
+from worker.interfaces import Engine, Model
+from worker.process.device_errors import raise_if_device_failed
+from worker.values import CacheSegment, CacheSlice
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from PIL.JpegImagePlugin import JpegImageFile
 
 from protocol.errors import Code, RequestError
 from protocol.types import Media
-from worker.contract.preparation import PreparationCancelled
 from worker.input.media.containers import BareImage, without_metadata
+from worker.values import PreparationCancelled
 
 IMAGE_PIXELS_MAX = 2**26
 """Largest image, by its header."""

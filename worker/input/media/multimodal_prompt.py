@@ -21,7 +21,7 @@ from worker.input.prompts.token_limit import TokenLimit
 
 
 class MultimodalPreparer(TextPreparer):
-    """`contract.Preparer` for vision models."""
+    """`Preparer` for vision models."""
 
     def __init__(
         self,

@@ -20,8 +20,6 @@ from PIL import Image
 
 from protocol.errors import Code, RequestError
 from protocol.types import Media
-from worker.contract.images import ImageInput
-from worker.contract.preparation import NEVER, CancelToken
 from worker.input.media.images import PixelBudget, open_image, reading, unreadable
 from worker.input.media.parts import Kind, texts_of, with_marks
 from worker.input.media.processor import Processed, Processor
@@ -29,6 +27,7 @@ from worker.input.media.video_frames import FRAMES_A_SECOND
 from worker.input.media.videos import Video, open_video
 from worker.input.prompts.boundaries import Messages
 from worker.input.prompts.template import TEMPLATE_ERRORS, Render, attempt
+from worker.values import NEVER, CancelToken, ImageInput
 
 PROCESSED_BYTES_MAX = 2**28
 """Size of the cache of preprocessed images, which the next turn of a conversation contains again."""

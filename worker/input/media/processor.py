@@ -21,9 +21,9 @@ import mlx.nn as nn
 import numpy as np
 from PIL import Image
 
-from worker.contract.images import ArrayBytes
 from worker.input.locks import acquired
 from worker.input.media.videos import Video
+from worker.values import ArrayBytes
 
 _WRITTEN = "written"
 _NAMES = {

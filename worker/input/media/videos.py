@@ -19,7 +19,6 @@ from PIL import Image
 from protocol import lifeline
 from protocol.common.temporary_folder import TemporaryFolder
 from protocol.types import Media
-from worker.contract.preparation import NEVER, CancelToken
 from worker.input.media import video_frames
 from worker.input.media.images import DAMAGED, PixelBudget, open_image, reading, unreadable, within
 from worker.input.media.video_frames import (
@@ -32,6 +31,7 @@ from worker.input.media.video_frames import (
     TOO_MUCH_MEMORY,
     spread,
 )
+from worker.values import NEVER, CancelToken
 
 DECODE_S_MAX = 60.0
 """Time to decode a video file."""

@@ -15,8 +15,6 @@ from protocol.conversation import Conversation
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
 from protocol.types import StructuredOutput, ToolCallConstraint
-from worker.contract.guides import Grammar
-from worker.contract.preparation import NEVER, CancelToken
 from worker.grammars import response_formats
 from worker.grammars.calls import CallForm as CallForm
 from worker.grammars.calls import CallsGrammar, ToolSchema
@@ -46,6 +44,7 @@ from worker.input.prompts.markup import (
 from worker.input.prompts.template import Render, opens_thoughts, rendered_calls, spacing_in
 from worker.output.channels import CONTENT, REASONING
 from worker.output.text import Vocabulary
+from worker.values import NEVER, CancelToken, Grammar
 
 log = logging.getLogger(__name__)
 

@@ -20,10 +20,6 @@ from protocol.errors import Code, RequestError
 from protocol.messages import Generate
 from protocol.settings.parsers import RECOGNIZED, NamedParsers
 from protocol.types import TokenizeOptions
-from worker.contract.engine import EngineRequest, SamplingParams, ThinkingBudget, Tokenized
-from worker.contract.guides import Grammar
-from worker.contract.images import ImageInput, keyed
-from worker.contract.preparation import NEVER, CancelToken
 from worker.grammars.guide import AnswerGrammar
 from worker.grammars.response_formats import is_json
 from worker.input.prompts.boundaries import Messages, RenderedPrompt, find_boundaries
@@ -47,6 +43,17 @@ from worker.input.prompts.template import (
 from worker.input.prompts.token_limit import TokenLimit
 from worker.input.prompts.tokenizer_settings import mended_settings
 from worker.output.channels import CONTENT, REASONING
+from worker.values import (
+    NEVER,
+    CancelToken,
+    EngineRequest,
+    Grammar,
+    ImageInput,
+    SamplingParams,
+    ThinkingBudget,
+    Tokenized,
+    keyed,
+)
 
 TOKENIZE_TOKENS_MIN = 2**17
 TOKENIZE_CONTEXTS = 2
@@ -90,7 +97,7 @@ def open_tokenizer(
 
 
 class TextPreparer:
-    """`contract.Preparer` for text prompts."""
+    """`Preparer` for text prompts."""
 
     def __init__(
         self, tokenizer: TokenizerWrapper, rules: PromptRules, grammar_cache: GrammarCache | None = None

@@ -9,8 +9,7 @@ import msgspec
 
 from protocol.errors import Code, RequestError
 from protocol.types import Sampling
-from worker.contract.engine import SamplingParams, ThinkingBudget
-from worker.contract.guides import Grammar
+from worker.values import Grammar, SamplingParams, ThinkingBudget
 
 
 class _GenerationConfig(msgspec.Struct):

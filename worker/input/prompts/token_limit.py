@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from protocol.errors import RequestError, too_long
-from worker.contract.preparation import NEVER, CancelToken
+from worker.values import NEVER, CancelToken
 
 SLICE_CHARACTERS = 2**16
 """Characters that are tokenized at once; other threads can run, and the request be cancelled, in between."""

@@ -7,11 +7,11 @@ from typing import Literal
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from worker.contract.engine import OutputProcessor
 from worker.input.prompts.boundaries import Messages
 from worker.input.prompts.format import opening_of
 from worker.input.prompts.template import Template, attempt
 from worker.input.prompts.wants import CALLED, HIDDEN, THOUGHT, TOOL, TOOL_NAME, USER, Tools
+from worker.interfaces import OutputProcessor
 from worker.output.calls.schemas import Schema
 from worker.output.channels import CONTENT
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worker.contract.engine import ModelError
+from worker.interfaces import ModelError
 from worker.load.config import ModelConfig, read_config, reads, require_known
 from worker.load.source import bytes_of, find_folder, weight_files
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from worker.contract.engine import ModelError
+from worker.interfaces import ModelError
 from worker.load.drafters.draft_model import DraftModel
 from worker.load.drafters.hidden_state_hooks import (
     bytes_of_arrays,

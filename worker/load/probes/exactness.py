@@ -11,11 +11,11 @@ import mlx.nn as nn
 from msgspec import structs
 
 from protocol.types import Exactness, PassCheck
-from worker.contract.device_errors import raise_if_device_failed
-from worker.contract.engine import ModelError
+from worker.interfaces import ModelError
 from worker.load.probes import row_counts
 from worker.load.probes.cache import ProbeCache
 from worker.load.probes.chip import wrong_results
+from worker.process.device_errors import raise_if_device_failed
 from worker.runner.runner import BatchEngine
 from worker.runner.trees import arrays_of
 

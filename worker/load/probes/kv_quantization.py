@@ -6,10 +6,10 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
-from worker.contract.engine import ModelError
-from worker.contract.kv_quantization import KVQuantization
+from worker.interfaces import ModelError
 from worker.runner.kv.capability_probe import REFUSALS, first_sentence
 from worker.runner.kv.quantized import fresh_caches
+from worker.values import KVQuantization
 
 _CHUNKS = ((3, 1, 4, 1, 5), (9, 2), (6,))
 

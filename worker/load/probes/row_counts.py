@@ -17,9 +17,9 @@ from functools import partial
 from msgspec import structs
 
 from protocol.types import Exactness, PassCheck
-from worker.contract.engine import Logprob, SampledToken, SamplingParams
 from worker.runner.kv.buckets import FED_MAX
 from worker.runner.runner import BatchEngine
+from worker.values import Logprob, SampledToken, SamplingParams
 
 ROWS_MAX = 16
 """Highest number of rows that is measured, and so the most that `--exact` allows in a pass."""

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from worker.contract.drafts import PRICED_COLUMNS
-from worker.contract.engine import Engine, SamplingParams
+from worker.interfaces import Engine
+from worker.values import PRICED_COLUMNS, SamplingParams
 
 _ROW = "priced"
 _PROMPT = (1, 2, 3, 4, 5)
@@ -17,7 +17,7 @@ _LAPS = 2
 
 
 def position_cost(engine: Engine, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Return `contract.Model`'s column price, at least 0. Resets the engine. The sequence of calls does not
+    """Return `Model`'s column price, at least 0. Resets the engine. The sequence of calls does not
     depend on results, because all ranks of a sharded model make it."""
     lap = partial(_lap, engine, clock)
     engine.prefill({_ROW: _PROMPT[:-1]})

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 import mlx.nn as nn
 
-from worker.contract.drafts import DraftProposer
-from worker.contract.engine import ModelError
+from worker.interfaces import DraftProposer, ModelError
 from worker.load.drafters.draft_model import DraftModel, find_draft, load_draft
 from worker.load.drafters.mtp_layers import MtpLayers, bytes_beside, open_heads, proven, say
 from worker.load.probes.cache import ProbeCache

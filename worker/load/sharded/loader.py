@@ -17,9 +17,7 @@ from protocol.settings.parsers import RECOGNIZED, NamedParsers
 from protocol.settings.worker import WorkerSettings
 from protocol.tasks import Task
 from protocol.types import Resources
-from worker.contract.device_errors import raise_if_device_failed
-from worker.contract.engine import Engine, InsufficientMemoryError, Model, ModelError, Progress
-from worker.contract.kv_quantization import KVQuantization, kv_quantization_of
+from worker.interfaces import Engine, InsufficientMemoryError, Model, ModelError, Progress
 from worker.load.config import ModelConfig, read_config, reads, require_known
 from worker.load.device import MemoryFit, prepare_device
 from worker.load.explain import describe, explain
@@ -31,10 +29,12 @@ from worker.load.sharded.parallelism import ShardGroup, ShardNetwork, weight_byt
 from worker.load.source import find_folder, weight_files
 from worker.load.tasks import find_task
 from worker.load.weights import evaluate, warm_up
+from worker.process.device_errors import raise_if_device_failed
 from worker.process.startup_timer import StartupTimer
+from worker.values import KVQuantization, kv_quantization_of
 
 if TYPE_CHECKING:
-    from worker.contract.drafts import DraftProposer
+    from worker.interfaces import DraftProposer
     from worker.load.sharded.drafting import ShardDrafting
     from worker.load.tokenizers import Tokenizers
     from worker.runner.kv.capability_probe import BatchCapabilities

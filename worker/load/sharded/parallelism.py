@@ -24,7 +24,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import get_total_parameters, load_model
 
 from protocol.hosts import Backend, Mode
-from worker.contract.engine import ModelError
+from worker.interfaces import ModelError
 from worker.load.rope_parameters import overrides
 from worker.runner.drafters.hidden_states import Tap
 from worker.runner.kv.batch import RowCaches, leaf_caches

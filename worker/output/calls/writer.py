@@ -9,11 +9,11 @@ from array import array
 from collections.abc import Callable, Mapping
 
 from protocol.types import CallDelta
-from worker.contract.engine import EngineRequest
 from worker.output.calls.literals import quote
 from worker.output.calls.schemas import Schema
 from worker.output.calls.source import BrokenError, CallSource, Steps
 from worker.output.channels import CALL, CALLED, Piece
+from worker.values import EngineRequest
 
 ID_DIGITS = 24
 

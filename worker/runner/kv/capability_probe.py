@@ -17,8 +17,6 @@ from functools import partial
 import mlx.core as mx
 import mlx.nn as nn
 
-from worker.contract.engine import CacheSegment
-from worker.contract.kv_quantization import KVQuantization
 from worker.runner.bucket_attention import route_attention
 from worker.runner.kv import snapshots
 from worker.runner.kv.batch import CacheBatch, RowCaches, prefill_abreast
@@ -26,6 +24,7 @@ from worker.runner.kv.buckets import FED_MAX
 from worker.runner.kv.quantized import fresh_caches
 from worker.runner.kv.spans import NO_GAPS, Gaps
 from worker.runner.kv.sparse_rows import hiding, with_gaps
+from worker.values import CacheSegment, KVQuantization
 
 Prompt = tuple[int, ...]
 

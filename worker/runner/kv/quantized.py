@@ -5,8 +5,8 @@ from __future__ import annotations
 import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
-from worker.contract.kv_quantization import KVQuantization
 from worker.runner.kv.batch import RowCaches
+from worker.values import KVQuantization
 
 
 def quantized(caches: RowCaches, settings: KVQuantization) -> RowCaches:

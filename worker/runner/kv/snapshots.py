@@ -14,11 +14,10 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_map, tree_unflatten
 
-from worker.contract.engine import CacheSegment, CacheSlice, CacheSpec
-from worker.contract.images import ArrayBytes
 from worker.runner.kv.batch import CacheBatch, RowCaches, leaf_caches
 from worker.runner.kv.single import fill, in_time_order, is_positional
 from worker.runner.trees import arrays_of, leaves_of
+from worker.values import ArrayBytes, CacheSegment, CacheSlice, CacheSpec
 
 Leaves = tuple[mx.array, ...]
 

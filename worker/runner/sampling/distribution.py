@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from worker.contract.engine import SamplingParams
 from worker.runner.sampling.ranking import BLOCK, blocks, exponential, leading, normalizer, nucleus
+from worker.values import SamplingParams
 
 LEADING_MAX = 256
 """Largest top-k that samples from the top tokens alone. A larger one masks the vocabulary, which takes ten

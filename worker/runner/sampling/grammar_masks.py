@@ -16,7 +16,7 @@ from typing import TypeVar
 import mlx.core as mx
 import numpy as np
 
-from worker.contract.guides import ForcedTokens, Guide, GuideError
+from worker.values import ForcedTokens, Guide, GuideError
 
 Answer = TypeVar("Answer")
 

@@ -10,9 +10,9 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
-from worker.contract.engine import Logprob, LogprobTargets
 from worker.runner.kv.batch import RowCaches
 from worker.runner.sampling.ranking import leading, normalizer
+from worker.values import Logprob, LogprobTargets
 
 LOGITS_MAX = 2**24
 """Logits of one piece: 64 MiB of float32, and a few times that while the top tokens are computed."""

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
-from worker.contract.engine import SamplingParams
+from worker.values import SamplingParams
 
 _IN_PROMPT = 1
 _ANSWER_SHIFT = 1

@@ -20,7 +20,6 @@ from typing import NamedTuple, cast
 
 import mlx.core as mx
 
-from worker.contract.engine import Logprob, SamplingParams
 from worker.runner.sampling.distribution import (
     Distribution,
     Filters,
@@ -32,6 +31,7 @@ from worker.runner.sampling.grammar_masks import Job, Masks
 from worker.runner.sampling.logprobs import LogprobReport
 from worker.runner.sampling.penalties import Bias, Penalties, is_penalized
 from worker.runner.sampling.state import SamplingState
+from worker.values import Logprob, SamplingParams
 
 Agree = Callable[[mx.array], mx.array]
 """Returns the tokens that count, given those sampled, [rows] uint32: of several processes that sample, one

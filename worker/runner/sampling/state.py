@@ -12,11 +12,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from worker.contract.engine import SamplingParams, ThinkingBudget
-from worker.contract.guides import ForcedTokens
 from worker.runner.sampling.distribution import mixed
 from worker.runner.sampling.grammar_masks import GuidedRow, Masks
 from worker.runner.sampling.penalties import TokenCounts, is_penalized
+from worker.values import ForcedTokens, SamplingParams, ThinkingBudget
 
 
 class ForcedToken(NamedTuple):

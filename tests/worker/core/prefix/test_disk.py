@@ -25,11 +25,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.system import eventually
-from worker.contract.images import ITEM_BYTES, ArrayBytes
 from worker.core.prefix import files
 from worker.core.prefix.disk import FAILURES_MAX, PAUSE_S, DiskTier
 from worker.core.prefix.files import FILE_BYTES_MAX, HEADER_BYTES_MAX, Record
 from worker.core.prefix.folder import LEFTOVER_AGE_S_MAX
+from worker.values import ITEM_BYTES, ArrayBytes
 
 FINGERPRINT = "f1" * 16
 WAIT_S = 20.0

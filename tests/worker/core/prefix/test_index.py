@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from protocol.prefix_namespace import salt_in
-from worker.contract.engine import CacheSpec
 from worker.core.prefix.index import PrefixIndex
 from worker.core.prefix.items import Block, Item, memory_of, snapshot_behind
 from worker.core.prefix.matching import Match
+from worker.values import CacheSpec
 
 Keys = tuple[int, ...]
 

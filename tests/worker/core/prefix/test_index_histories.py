@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.worker.core.prefix.test_index import File, Keys
-from worker.contract.engine import CacheSpec
-from worker.contract.images import MEDIA_KEYS
 from worker.core.prefix.index import PrefixIndex
 from worker.core.prefix.items import Block, Item, Snapshot, memory_of
+from worker.values import MEDIA_KEYS, CacheSpec
 
 Place = tuple[str, Keys]
 """Salt, and all keys up to a position."""

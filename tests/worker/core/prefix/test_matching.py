@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from worker.contract.engine import CacheSpec
 from worker.core.prefix.items import BlockPart, Snapshot, block_behind, root_of
 from worker.core.prefix.matching import longest
+from worker.values import CacheSpec
 
 
 def test_a_snapshot_behind_a_block_on_disk_is_not_in_memory_with_its_prefix() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from protocol.messages import Finished, PrefixHit
 from tests.worker.engines import END, House, ScriptedEngine, breaking
-from worker.contract.engine import CacheSpec
+from worker.values import CacheSpec
 
 DENSE, HYBRID, SLIDING = CacheSpec(), CacheSpec(has_states=True), CacheSpec(window=31)
 SHAPES = {"dense": DENSE, "hybrid": HYBRID, "sliding": SLIDING}

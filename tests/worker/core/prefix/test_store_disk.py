@@ -13,7 +13,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.factories import engine_request
 from tests.worker.core.prefix.test_store import PLENTY, SHAPES, cached
 from tests.worker.engines import House, ScriptedEngine
-from worker.contract.engine import CacheSpec
 from worker.core.commands import Command, DiskSpace, Fetched
 from worker.core.engine_core import PAUSE_S
 from worker.core.prefix.files import Record
@@ -22,6 +21,7 @@ from worker.core.prefix.index import PrefixIndex
 from worker.core.prefix.store import READ_SILENCE_S_MAX, READ_WAIT_S_MAX, PrefixStore
 from worker.core.rows import Row
 from worker.core.scheduler import Scheduler, SchedulerConfig
+from worker.values import CacheSpec
 
 SYSTEM = tuple(range(1, 1401))
 """Common prefix of all prompts: more than two blocks."""

@@ -27,12 +27,12 @@ from tests.worker.image_questions import (
     upstream,
 )
 from tests.worker.vision_models import engine_request, loaded, preparer, request
-from worker.contract.engine import EngineRequest, Model
-from worker.contract.images import MEDIA_KEYS
 from worker.input.media import preprocessing, processor
 from worker.input.media.processor import Processed, Processor
+from worker.interfaces import Model
 from worker.load.load import ModelLoader
 from worker.runner.vision import array_of
+from worker.values import MEDIA_KEYS, EngineRequest
 
 NAMES = (*EYES, POCKET)
 

@@ -24,9 +24,9 @@ from tests.factories import request
 from tests.worker.image_questions import draw_image, encoded, upstream
 from tests.worker.input.media.test_multimodal_prompt import ids_of
 from tests.worker.vision_models import loaded, preparer
-from worker.contract.engine import EngineRequest, SamplingParams
 from worker.input.media.video_frames import FRAMES_MAX
 from worker.input.media.videos import open_video
+from worker.values import EngineRequest, SamplingParams
 
 MESSAGES = [
     {

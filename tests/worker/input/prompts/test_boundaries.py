@@ -14,10 +14,10 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from tests import factories
 from tests.factories import request
-from worker.contract.engine import EngineRequest, SamplingParams
 from worker.input.prompts.boundaries import GAP_MIN, RenderedPrompt
 from worker.input.prompts.prompt import PromptRules, TextPreparer, open_tokenizer
 from worker.pocket import MODEL_PATH
+from worker.values import EngineRequest, SamplingParams
 
 Message = dict[str, Any]
 RULES = PromptRules(context_length=100_000, vocabulary=2000, defaults=SamplingParams())

@@ -13,12 +13,12 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from protocol.errors import Code, RequestError
 from tests.factories import request
 from tests.models.fixtures import model_folder
-from worker.contract.engine import EngineRequest, SamplingParams, ThinkingBudget
 from worker.input.prompts.format import closing_of
 from worker.input.prompts.prompt import PromptRules, TextPreparer, open_tokenizer
 from worker.input.prompts.template import template_of
 from worker.output.channels import CONTENT, REASONING
 from worker.pocket import MODEL_PATH
+from worker.values import EngineRequest, SamplingParams, ThinkingBudget
 
 RULES = PromptRules(context_length=1000, vocabulary=2048, defaults=SamplingParams())
 TURNS = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

@@ -20,7 +20,6 @@ from tests.models.fixtures import model_folder
 from tests.worker.grammars.sampling import Mask
 from tests.worker.input.prompts.test_format import with_template
 from tests.worker.input.prompts.test_markup import HARMONY
-from worker.contract.engine import EngineRequest, SamplingParams
 from worker.grammars import compiler
 from worker.grammars.compiler import (
     COMPILE_S_MAX,
@@ -33,6 +32,7 @@ from worker.input.prompts.grammar_choice import GrammarCache, GrammarSelector
 from worker.input.prompts.prompt import PromptRules, TextPreparer, open_tokenizer
 from worker.output.channels import CONTENT, REASONING
 from worker.pocket import MODEL_PATH
+from worker.values import EngineRequest, SamplingParams
 
 RULES = PromptRules(context_length=4000, vocabulary=2048, defaults=SamplingParams())
 SCHEMA = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}

@@ -10,9 +10,9 @@ import pytest
 from protocol.errors import Code, RequestError
 from tests.factories import request
 from tests.models.infill import QWEN, infill_folder
-from worker.contract.engine import EngineRequest, SamplingParams
 from worker.input.prompts.infill import infilling_of
 from worker.input.prompts.prompt import PromptRules, TextPreparer, open_tokenizer
+from worker.values import EngineRequest, SamplingParams
 
 RULES = PromptRules(context_length=100, vocabulary=2048, defaults=SamplingParams())
 PREFIX, SUFFIX = "def f():\n    ", "\n    return 駅"

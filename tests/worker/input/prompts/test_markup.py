@@ -11,11 +11,11 @@ from transformers import PreTrainedTokenizerFast
 
 from tests import factories
 from tests.worker.output.calls.parsed_answers import ParsedAnswer, bare_tokenizer
-from worker.contract.engine import EngineRequest
 from worker.input.prompts.format import opening_of
 from worker.input.prompts.markup import HARMONY_HEAD, THOUGHTS, complete
 from worker.load.text import OutputProcessors
 from worker.output.channels import CONTENT, REASONING
+from worker.values import EngineRequest
 
 TOOLS: dict[str, Any] = {"get_weather": {"properties": {"city": {"type": "string"}}}}
 HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>", "<|constrain|>")

@@ -18,12 +18,12 @@ from protocol.types import Capabilities, Sampling, TokenizeOptions, ToolCallCons
 from tests.factories import request
 from tests.models.fixtures import model_folder
 from tests.worker.input.prompts.test_format import with_template
-from worker.contract.engine import EngineRequest, SamplingParams, Tokenized
 from worker.input.prompts.prompt import PromptRules, TextPreparer, open_tokenizer
 from worker.input.prompts.sampling_defaults import read_defaults
 from worker.input.prompts.template import probe, render, template_of
 from worker.load.config import read_config
 from worker.output.channels import CONTENT, REASONING
+from worker.values import EngineRequest, SamplingParams, Tokenized
 
 RULES = PromptRules(context_length=100, vocabulary=2048, defaults=SamplingParams(temperature=1.0))
 USER = {"role": "user", "content": "Hello!"}

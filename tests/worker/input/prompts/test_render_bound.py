@@ -14,10 +14,10 @@ from protocol.errors import Code, RequestError
 from tests.factories import request
 from tests.worker.folders import copied, failure
 from tests.worker.input.prompts.test_format import with_template
-from worker.contract.engine import SamplingParams
 from worker.input.prompts import render_bound
 from worker.input.prompts.prompt import PromptRules, TextPreparer
 from worker.input.prompts.render_bound import RenderTimeout, within
+from worker.values import SamplingParams
 
 ENDLESS = """
 {%- for a in range(90000) %}{% for b in range(90000) %}{% for c in range(90000) %}

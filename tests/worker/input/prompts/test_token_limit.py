@@ -12,8 +12,6 @@ from protocol.types import TokenizeOptions, ToolCallConstraint
 from tests.factories import request
 from tests.models.fixtures import model_folder
 from tests.worker.trained_tokenizers import KINDS, trained
-from worker.contract.engine import SamplingParams
-from worker.contract.preparation import CancelToken, PreparationCancelled
 from worker.input.prompts.prompt import PromptRules, TextPreparer, open_tokenizer
 from worker.input.prompts.token_limit import (
     CUT_TOKENS,
@@ -23,6 +21,7 @@ from worker.input.prompts.token_limit import (
     TokenLimit,
     slices,
 )
+from worker.values import CancelToken, PreparationCancelled, SamplingParams
 
 CONTEXT = 2**15
 LINE = "The 4:50 from Paddington - platform 7 - is late; 駅はどこ? 🚂\n"

@@ -9,7 +9,7 @@ import pytest
 
 from tests.models.fixtures import model_folder
 from tests.worker.folders import copied, failure, nothing
-from worker.contract.engine import Model
+from worker.interfaces import Model
 from worker.load.load import ModelLoader
 from worker.load.source import bytes_of, weight_files
 from worker.runner.drafters.draft_model import DraftModelProposer

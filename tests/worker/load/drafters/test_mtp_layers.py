@@ -10,10 +10,10 @@ from pathlib import Path
 from tests.models.fixtures import model_folder
 from tests.models.mtp_models import make_unfitted_heads
 from tests.worker.vision_models import jobs_of, play
-from worker.contract.drafts import BACKLOG_MAX
-from worker.contract.engine import Model
+from worker.interfaces import Model
 from worker.load.load import ModelLoader
 from worker.runner.drafters.hidden_state_proposer import HiddenStateProposer
+from worker.values import BACKLOG_MAX
 
 EYES = "qwen3_5-eyes"
 

@@ -12,7 +12,7 @@ import pytest
 from tests.models.fixtures import model_folder
 from tests.models.mtp_models import HEADS
 from tests.worker.folders import copied, failure, nothing
-from worker.contract.engine import Model
+from worker.interfaces import Model
 from worker.load.load import ModelLoader
 from worker.load.source import bytes_of, weight_files
 from worker.runner.drafters.hidden_state_proposer import HiddenStateProposer

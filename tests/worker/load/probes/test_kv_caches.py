@@ -10,10 +10,10 @@ import pytest
 from protocol.settings.worker import WorkerSettings
 from tests.models.fixtures import model_folder
 from tests.worker.folders import failure, nothing
-from worker.contract.engine import Model, ModelError
-from worker.contract.kv_quantization import KVQuantization
 from worker.gateway.ready import policy_of, ready_of
+from worker.interfaces import Model, ModelError
 from worker.load.load import ModelLoader
+from worker.values import KVQuantization
 
 KV = KVQuantization(8, 32)
 

@@ -15,12 +15,13 @@ from mlx_lm.utils import load_model
 
 from protocol.types import PassCheck
 from tests.models.fixtures import model_folder
-from worker.contract.engine import ModelError, SamplingParams
+from worker.interfaces import ModelError
 from worker.load.probes import chip, exactness
 from worker.load.probes.cache import ProbeCache
 from worker.load.probes.row_counts import AT_LOAD, LOAD_CHECKS, find_limits, measure
 from worker.runner.kv.capability_probe import BatchCapabilities
 from worker.runner.runner import BatchEngine
+from worker.values import SamplingParams
 
 ABLE = BatchCapabilities(True, True, True, True, True, True, True, True)
 PROMPTS = [tuple((7 * row + 3 * place) % 90 + 1 for place in range(3 + row)) for row in range(8)]

@@ -14,7 +14,7 @@ from tests.models.drafters import DRAFTERS
 from tests.models.fixtures import model_folder
 from tests.models.mtp_models import HEADS
 from tests.worker.folders import nothing
-from worker.contract.engine import ModelError
+from worker.interfaces import ModelError
 from worker.load.sharded.drafting import ShardDrafting
 from worker.load.sharded.loader import ShardLoader
 from worker.load.sharded.parallelism import ShardGroup, ShardNetwork

@@ -13,7 +13,7 @@ import pytest
 
 from protocol.hosts import Backend, Mode
 from tests.models.fixtures import model_folder
-from worker.contract.engine import ModelError
+from worker.interfaces import ModelError
 from worker.load.sharded.loader import ShardLoader
 from worker.load.sharded.parallelism import JOIN_S_MAX, ShardGroup
 

@@ -14,11 +14,11 @@ from transformers import PreTrainedTokenizerFast
 
 from protocol.types import CallDelta
 from tests.models.fixtures import model_folder
-from worker.contract.engine import OutputDelta
 from worker.input.prompts.format import CallFormat
 from worker.output.calls.writer import CallNumbering
 from worker.output.channels import CALLED, CONTENT, ChannelProcessor
 from worker.output.text import Vocabulary
+from worker.values import OutputDelta
 
 
 @dataclass

@@ -18,11 +18,11 @@ from tests.worker.output.calls.parsed_answers import (
     named,
     only_call,
 )
-from worker.contract.engine import SamplingParams
 from worker.output.calls.objects import UNDECIDED_CHARACTERS_MAX
 from worker.output.calls.tagged import HEAD_CHARACTERS_MAX
 from worker.output.calls.writer import CallNumbering, namer_of
 from worker.output.channels import CONTENT
+from worker.values import SamplingParams
 
 TOOLS: dict[str, Any] = {
     "get": {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "any": {}}},

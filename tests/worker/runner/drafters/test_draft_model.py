@@ -12,8 +12,8 @@ import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
 from tests.worker.probed_networks import network
-from worker.contract.drafts import BACKLOG_MAX
 from worker.runner.drafters.draft_model import DraftModelProposer
+from worker.values import BACKLOG_MAX
 
 VOCABULARY = 2000
 """Vocabulary size that all tiny models have at least; they also generate a few larger ids."""

@@ -15,10 +15,10 @@ from mlx_vlm.speculative.drafters import load_drafter
 from tests.models.drafters import BLOCK, hidden_of
 from tests.models.fixtures import model_folder
 from tests.models.mtp_models import PROMPTS, answer_of
-from worker.contract.drafts import BACKLOG_MAX
 from worker.load.drafters.draft_model import find_draft
 from worker.load.drafters.trained_drafters import load_trained
 from worker.runner.drafters.hidden_state_proposer import HiddenStateProposer
+from worker.values import BACKLOG_MAX
 
 STEPS = 6
 ROWS = 4

@@ -15,10 +15,10 @@ from tests.oracle import Oracle
 from tests.worker import conversations
 from tests.worker.kv_bits import network_of
 from tests.worker.zoo import differences, load, play
-from worker.contract.engine import CacheSegment, Engine, Model, SamplingParams
-from worker.contract.kv_quantization import KVQuantization
+from worker.interfaces import Engine, Model
 from worker.runner.kv import buckets, snapshots
 from worker.runner.trees import held_bytes
+from worker.values import CacheSegment, KVQuantization, SamplingParams
 
 FOUR, EIGHT = KVQuantization(4, 32), KVQuantization(8, 32)
 ROWS = 6

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from mlx_lm.models.cache import KVCache
 
-from worker.contract.engine import CacheSegment
 from worker.runner.kv.snapshots import StateSnapshot, rebuild
+from worker.values import CacheSegment
 
 
 def test_a_piece_that_is_no_columns_is_refused() -> None:

@@ -15,9 +15,8 @@ from mlx_lm.models.cache import KVCache
 from tests.worker.probed_networks import engine_of, network
 from tests.worker.rules import RuleGrammar, Unforeseeing, processor
 from tests.worker.runner.test_engine_parity import Job, Rewrapped, endless_tokenizer, play
-from worker.contract.engine import SamplingParams, ThinkingBudget
-from worker.contract.guides import GuideError
 from worker.runner.runner import BatchEngine
+from worker.values import GuideError, SamplingParams, ThinkingBudget
 
 
 def held_alone(name: str, job: Job, model: Any = None) -> list[int]:

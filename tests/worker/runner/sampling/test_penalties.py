@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.worker.rules import RuleGrammar, allows
-from worker.contract.engine import Logprob, SamplingParams
 from worker.runner.sampling.sampler import Sampled, Sampler
 from worker.runner.sampling.state import SamplingState
+from worker.values import Logprob, SamplingParams
 
 VOCABULARY = 130
 PENALIZED = [

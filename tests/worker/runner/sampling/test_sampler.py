@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from mlx_lm.sample_utils import greedy_sampler
 
-from worker.contract.engine import SamplingParams
 from worker.runner.sampling.sampler import Sampler
 from worker.runner.sampling.state import SamplingState
+from worker.values import SamplingParams
 
 VOCABULARY = 300
 WAYS = [
