@@ -4,12 +4,14 @@ Equal conversations then make equal prompts and hit the same cached prefix. Temp
 system message and alternating roles accept what agents really send. In the canonical form:
 
 * roles are system, user, assistant and tool; a system message is at index 0 only, unless the template accepts
-  later ones;
+  later ones: what comes before the first answer is moved there, later ones become text of the turn they
+  follow, so that the prompt of the next turn begins with this one's;
 * no two neighbours share role and name, except tool results, which are never merged;
 * `content` is a string or, with images or videos, a list of text parts and placeholders,
   `{"type": "image"}` and `{"type": "video"}`;
 * a key is absent rather than null or empty, except `content`;
-* no system message begins with a line that changes with each request (`VOLATILE_HEADS`).
+* no system message begins with a line that changes with each request (`VOLATILE_HEADS`), and none counts the
+  tokens that are left (`_COUNTER`).
 
 Text parts of one message are joined by a newline, as in other OpenAI-compatible servers; messages are joined
 by a blank line.
@@ -37,6 +39,11 @@ prompts, so each conversation, or each request, would be prefilled from its firs
 of a system prompt is left unchanged.
 """
 _VOLATILE_LINES = re.compile(rf"(?:(?:{'|'.join(map(re.escape, VOLATILE_HEADS))})[^\n]*(?:\n+|\Z))+")
+_LEFT = "<total_tokens>[0-9]+ tokens left</total_tokens>"
+_COUNT = rf"(?:{_LEFT}|<system-reminder>\n{_LEFT}\n</system-reminder>)"
+_COUNTER = re.compile(rf"\A{_COUNT}(?:\n+|\Z)|(?<!\n)\n++{_COUNT}(?=\n|\Z)")
+"""Lines that Claude Code puts into a system message behind each turn: a budget of its own, whose number says
+nothing about this model's context. Only whole lines of exactly this form are dropped."""
 _ROLES = {"developer": "system", "function": "tool"}
 
 
@@ -63,13 +70,14 @@ class _Message:
 def normalize(messages: Sequence[Mapping[str, Any]], *, system_in_place: bool = False) -> Conversation:
     """Return the canonical form of type-checked chat messages: idempotent, sharing no mutable data with them.
 
-    `system_in_place`: the template accepts system messages anywhere, so late ones are not hoisted. Hoisting
-    one changes the prompt from its start, which loses the whole cached prefix.
+    `system_in_place`: the template accepts system messages anywhere, so none is moved. Without it, those
+    behind the first answer still are not hoisted: agents send one behind each turn, and hoisting it would
+    change the prompt from its start, which loses the whole cached prefix.
     Raises ValueError for a content part of unknown type, which the dialect should have refused.
     """
     read = list(_read(messages))
     if not system_in_place:
-        read.sort(key=lambda message: message.role != "system")  # a stable sort keeps the order of all others
+        read = _with_leading_system(read)
     runs = groupby(enumerate(read), key=_run_key)
     joined = [_join([message for _, message in run]) for _, run in runs]
     # Collected last, since hoisting may have changed the order of the images.
@@ -84,7 +92,7 @@ def _read(messages: Sequence[Mapping[str, Any]]) -> Iterator[_Message]:
     for index, message in enumerate(messages):
         read = _read_message(message, f"messages[{index}]")
         if read.role == "system" and isinstance(read.content, str) and read.content:
-            read = replace(read, content=without_head(read.content))
+            read = replace(read, content=without_volatile(read.content))
             if not read.content:
                 continue  # messages sent empty stay: without one, some templates insert a default
         yield read
@@ -205,10 +213,41 @@ def _join_texts(texts: list[str]) -> str:
     return "\n\n".join(text for text in texts if text)
 
 
-def without_head(text: str) -> str:
-    """Return a system prompt without its leading volatile lines. Idempotent."""
+def without_volatile(text: str) -> str:
+    """Return a system message without its leading volatile lines and without counters. Idempotent."""
+    text = _COUNTER.sub("", text)
     found = _VOLATILE_LINES.match(text)
     return text[found.end() :] if found else text
+
+
+# Placing system messages
+
+
+def _with_leading_system(read: Sequence[_Message]) -> list[_Message]:
+    """Return the messages with system messages at the beginning alone: those before the first answer are
+    hoisted; later ones become text of the turn, of the user or a tool, that they follow, or else precede."""
+    answered = next((index for index, message in enumerate(read) if message.role == "assistant"), len(read))
+    # A stable sort keeps the order of all others.
+    placed = sorted(read[:answered], key=lambda message: message.role != "system")
+    late: _Message | None = None  # behind an answer, until it is known what comes next
+    for is_system, run in groupby(read[answered:], key=lambda message: message.role == "system"):
+        messages = [*run]
+        if is_system and placed[-1].role == "assistant":
+            late = replace(_join(messages), role="user", name="")
+        elif is_system:
+            placed[-1] = _with_texts(placed[-1], [placed[-1], _join(messages)])
+        else:
+            if late and messages[0].role != "assistant":
+                messages[0] = _with_texts(messages[0], [late, messages[0]])
+            elif late:
+                placed.append(late)
+            placed += messages
+            late = None
+    return [*placed, late] if late else placed
+
+
+def _with_texts(message: _Message, run: Sequence[_Message]) -> _Message:
+    return replace(message, content=_join_contents([each.content for each in run]))
 
 
 # Writing

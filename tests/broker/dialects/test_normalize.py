@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.dialects.normalize import VOLATILE_HEADS, Conversation, normalize, without_head
+from broker.dialects.normalize import VOLATILE_HEADS, Conversation, normalize, without_volatile
 from broker.dialects.parts import Attachment, Image, Video
 from protocol.arguments import ARGUMENTS_DEPTH_MAX
 
@@ -59,6 +59,54 @@ CANONICAL: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
     "a late system message is hoisted": (
         [says("system", "one"), says("user", "a"), says("developer", "two"), says("user", "b")],
         [says("system", "one\n\ntwo"), says("user", "a\n\nb")],
+    ),
+    "a late system message is text of the turn that it follows": (
+        [
+            says("system", "one"),
+            says("user", "a"),
+            says("system", "two"),
+            FIRST_CALL,
+            says("tool", "noon", tool_call_id="call_1"),
+            says("system", "three"),
+            SECOND_CALL,
+            says("tool", [IMAGE], tool_call_id="2"),
+            says("system", "four"),
+            says("system", [text("five")]),
+            says("assistant", "b"),
+            says("user", "c", name="bob"),
+            says("developer", "six"),
+        ],
+        [
+            says("system", "one\n\ntwo"),
+            says("user", "a"),
+            says("assistant", "a", reasoning_content="r", tool_calls=BOTH_CALLS[:1]),
+            says("tool", "noon\n\nthree", tool_call_id="call_1"),
+            says("assistant", "", reasoning_content="two", tool_calls=BOTH_CALLS[1:]),
+            says("tool", [PLACE, text("four\n\nfive")], tool_call_id="2"),
+            says("assistant", "b"),
+            says("user", "c\n\nsix", name="bob"),
+        ],
+    ),
+    "or of the turn that it precedes": (
+        [
+            says("assistant", "a"),
+            says("system", "one"),
+            says("user", "b", name="bob"),
+            FIRST_CALL,
+            says("system", "two"),
+            says("tool", "noon", tool_call_id="call_1"),
+            says("assistant", "c"),
+            says("system", "three"),
+            says("system", "four"),
+        ],
+        [
+            says("assistant", "a"),
+            says("user", "one\n\nb", name="bob"),
+            says("assistant", "a", reasoning_content="r", tool_calls=BOTH_CALLS[:1]),
+            says("tool", "two\n\nnoon", tool_call_id="call_1"),
+            says("assistant", "c"),
+            says("user", "three\n\nfour"),
+        ],
     ),
     "users of different names stay apart": (
         [says("user", "a", name="bob"), says("user", "b", name="bob"), says("user", ""), says("user", "c")],
@@ -151,7 +199,7 @@ def test_an_object_that_the_wire_cannot_carry_is_its_text(value: Any) -> None:
     assert arguments_of({"a": nested}) == json.dumps({"a": nested})
 
 
-@pytest.mark.parametrize("roles", [("user", "assistant"), ("system", "user")])
+@pytest.mark.parametrize("roles", [("user", "assistant"), ("system", "user"), ("assistant", "system")])
 def test_time_is_proportional_to_the_number_of_messages(roles: tuple[str, ...]) -> None:
     contents = ["some words " * 10, [text("some words"), IMAGE]]
 
@@ -274,11 +322,12 @@ def test_any_conversation_is_kept_in_order_in_the_form_of_templates(
 
 
 def assert_texts_are_kept(messages: list[dict[str, Any]], output: list[dict[str, Any]]) -> None:
-    """Assert that every text of a role is there, in order."""
+    """Assert that every text of a role is there, in order: those of the system in any turn."""
     for role in ("system", "user", "assistant", "tool"):
         of_role = [one for one in messages if ROLES.get(one["role"], one["role"]) == role]
         given_texts = [words for message in of_role for words in texts_in(message)]
-        texts = [words for message in output if message["role"] == role for words in texts_in(message)]
+        places = [message for message in output if role in ("system", message["role"])]
+        texts = [words for message in places for words in texts_in(message)]
         assert occur_in_order(given_texts, "\n".join(texts))
 
 
@@ -301,7 +350,11 @@ def assert_media_are_in_place(
     """Assert that each image and video has one placeholder, and names where it was sent."""
     ordered = list(messages)
     if not system_in_place:
-        ordered.sort(key=lambda message: message["role"] not in ("system", "developer"))
+        roles = [message["role"] for message in messages]
+        answered = roles.index("assistant") if "assistant" in roles else len(roles)
+        ordered[:answered] = sorted(
+            ordered[:answered], key=lambda message: message["role"] not in ("system", "developer")
+        )
     urls = [url for each in conversation.attachments for url in urls_in_one(each)]
     assert urls == [url for message in ordered for url in urls_in(message)]
     contents = [message["content"] for message in conversation.messages]
@@ -362,8 +415,49 @@ def test_the_prompt_is_that_of_a_request_without_the_line(told: tuple[Any, ...])
     assert system(*told) == system(PROMPT)
 
 
+COUNTER = "<total_tokens>14999841 tokens left</total_tokens>"
+"""As Claude Code 2.1.233 and later send it, behind each turn and now and then in the system prompt."""
+REMINDER = f"<system-reminder>\n{COUNTER}\n</system-reminder>"
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        (f"{PROMPT}\n{COUNTER}",), (PROMPT, COUNTER), ([text(PROMPT), text(REMINDER)],),
+        (f"{COUNTER}\n{BILLING}\n{PROMPT}\n\n{REMINDER}",), (f"{BILLING}\n{COUNTER}\n{PROMPT}",),
+    ],
+)  # fmt: skip
+def test_no_system_message_counts_the_tokens_that_are_left(told: tuple[Any, ...]) -> None:
+    assert system(*told) == system(PROMPT)
+
+
+def test_text_about_counters_stays() -> None:
+    for kept in (f"Write {COUNTER}", f"{COUNTER}!", "<total_tokens>many tokens left</total_tokens>"):
+        assert system(f"{PROMPT}\n{kept}") == [says("system", f"{PROMPT}\n{kept}"), says("user", "Hi")]
+    assert canonical(says("user", COUNTER)) == [says("user", COUNTER)]
+    blank = "\n" * 1_000_000 + "x"  # read once, not once for each line
+    assert system(blank) == [says("system", blank), says("user", "Hi")]
+
+
+def test_each_turn_of_an_agent_begins_with_the_one_before() -> None:
+    """Behind each of its turns the agent sends a counter, now and then a reminder."""
+    spoken = [says("system", f"{BILLING}\n{PROMPT}"), says("user", "Go."), says("system", "# Environment")]
+    before = canonical(*spoken)
+    for turn in range(8):
+        spoken += [
+            says("assistant", "", tool_calls=[call("f", "{}", f"call_{turn}")]),
+            says("tool", f"result {turn}", tool_call_id=f"call_{turn}"),
+            says("system", COUNTER.replace("41", str(turn))),
+        ]
+        spoken += [says("system", f"Mind your tasks: {turn}.")] * (turn % 3 == 0)
+        now = canonical(*spoken)
+        assert now[: len(before)] == before
+        assert ("Mind" in now[-1]["content"]) == (turn % 3 == 0)
+        before = now
+
+
 def test_other_text_is_left_unchanged() -> None:
-    assert without_head(f" {BILLING}\n{PROMPT}") == f" {BILLING}\n{PROMPT}"
+    assert without_volatile(f" {BILLING}\n{PROMPT}") == f" {BILLING}\n{PROMPT}"
     user = {"role": "user", "content": f"{BILLING}\nWhat is this?"}
     assert normalize([user]).messages == [user]
     assert system(BILLING) == system([text(BILLING)]) == system()
@@ -372,7 +466,7 @@ def test_other_text_is_left_unchanged() -> None:
 
 @given(TEXTS)
 def test_stripped_text_is_a_suffix_without_volatile_head(text: str) -> None:
-    left = without_head(text)
+    left = without_volatile(text)
     assert text.endswith(left)
     assert not left.startswith(VOLATILE_HEADS)
-    assert without_head(left) == left
+    assert without_volatile(left) == left
