@@ -17,7 +17,8 @@ import mlx.nn as nn
 import numpy as np
 from mlx_lm.models.cache import KVCache
 
-from worker.runner.kv.batch import RowCaches, leaf_caches
+from worker.runner.kv.batch import RowCaches
+from worker.runner.kv.single import offset_of
 from worker.values import ArrayBytes, ImageInput
 
 _ALIGNED = ("inputs_embeds", "per_layer_inputs")
@@ -90,7 +91,7 @@ class VisionNetwork(nn.Module):
 def _positions(tokens: mx.array, cache: RowCaches | None, shifts: mx.array | None) -> mx.array:
     """Return the positions of the next tokens, [3, rows, tokens]."""
     rows, count = tokens.shape
-    offset: Any = next((c.offset for c in leaf_caches(cache or []) if hasattr(c, "update_and_fetch")), 0)
+    offset = offset_of(cache or [])
     first = offset[:, None] if isinstance(offset, mx.array) and offset.ndim else offset
     positions = mx.arange(count)[None] + first
     if shifts is not None:

@@ -13,7 +13,7 @@ from typing import Any
 
 _LENGTH = re.compile(
     r"((sliding|attention|attn|loop|local|swa)_window|window)(_size|_length)?"
-    r"|attention_chunk_size|index_topk|floor_scale"
+    r"|attention_chunk_size|index_topk|indexer_budget|floor_scale"
 )
 _SCALED_FROM = re.compile(r"original_max_position_embeddings")
 _BLOCK = re.compile(r"(index|sparse|candidate|blocksparse)_block_size")

@@ -14,8 +14,9 @@ import mlx.core as mx
 
 from worker.runner.kv.buckets import FED_MAX, Order, arrange, capacity, refill
 from worker.runner.kv.kv_layer import KVLayer
-from worker.runner.kv.layers import StateLayer, batch_layer
+from worker.runner.kv.layers import StateLayer, batch_layer, extracted
 from worker.runner.kv.positions import BatchPositions
+from worker.runner.kv.single import is_split
 from worker.runner.kv.spans import NO_GAPS, Gaps
 
 RowCaches = list[Any]
@@ -25,9 +26,10 @@ Chunks = Mapping[str, Sequence[int]]
 
 
 def leaf_caches(caches: Iterable[Any]) -> Iterator[Any]:
-    """Yield the caches of a single row, with composite ones split into their parts."""
+    """Yield the caches of a single row, with composite ones split into their parts where these are handled
+    one by one."""
     for cache in caches:
-        if hasattr(cache, "caches"):
+        if is_split(cache):
             yield from leaf_caches(cache.caches)
         else:
             yield cache
@@ -129,7 +131,7 @@ class CacheBatch:
 
     def states(self, row: int) -> list[Any]:
         """Return a row's state in each other layer, as upstream's cache of a single row returns it."""
-        return [part.cache.extract(row).state for part in self._states]
+        return [part.state_of(row) for part in self._states]
 
     # --- steps ---
 
@@ -216,4 +218,7 @@ def prefill_abreast(
     model(mx.array(padded, mx.uint32), cache=caches)
     for cache in caches:
         cache.finalize()
-    return {row: [cache.extract(index) for cache in caches] for index, row in enumerate(chunks)}
+    return {
+        row: [extracted(cache, index, own) for cache, own in zip(caches, before[row], strict=True)]
+        for index, row in enumerate(chunks)
+    }

@@ -11,6 +11,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from worker.runner.kv.batch import RowCaches, leaf_caches
 from worker.runner.kv.buckets import FED_MAX, capacity
+from worker.runner.kv.single import grows, is_positional
 from worker.runner.trees import held_bytes
 
 _MORE_TOKENS = 1024
@@ -59,7 +60,5 @@ def row_cost(model: nn.Module, caches: RowCaches | None = None) -> RowCost:
 
 def is_strange(cache: Any) -> bool:
     """Return whether the cache is of an unknown kind, whose growth must be measured."""
-    grows = hasattr(cache, "update_and_fetch")
-    return not hasattr(cache, "nbytes") or (
-        grows and not (hasattr(cache, "keys") and hasattr(cache, "empty"))
-    )
+    is_known = is_positional(cache) or any(hasattr(cache, bound) for bound in ("max_size", "chunk_size"))
+    return not hasattr(cache, "nbytes") or (grows(cache) and not is_known)

@@ -1,8 +1,9 @@
 """Batch caches of one layer, for whatever kind of layer upstream's model makes.
 
-KV layers, which store something for each token, are ours (`kv_layer`). All others keep a state of fixed size
-that each step rewrites. There upstream's `merge`, `extend` and `filter` cost no more than a step, and are
-used. The kind of a layer is found by its methods, never by its class.
+KV layers, which store something for each token, are ours (`kv_layer`). All others are upstream's: states of
+fixed size that each step rewrites, so that `merge`, `extend` and `filter` cost no more than a step, and
+caches that keep more than keys and values, for which a few families bring a batch class of their own.
+The kind of a layer is found by its methods, never by its class.
 """
 
 from __future__ import annotations
@@ -18,18 +19,21 @@ from mlx.utils import tree_map
 from worker.runner.kv.buckets import Order
 from worker.runner.kv.kv_layer import KVLayer
 from worker.runner.kv.positions import BatchPositions
-from worker.runner.kv.single import is_positional
+from worker.runner.kv.single import grows, is_positional, is_split, state_of
 from worker.runner.trees import arrays_of
 
 
 class StateLayer:
-    """A layer whose state has one size whatever the row's length, in upstream's own batch cache.
+    """A layer in upstream's own batch cache: mostly a state that has one size whatever the row's length.
 
     A state cannot be shortened: of rows that were fed more than they keep, it is rolled back to before the
     step.
     """
 
     def __init__(self, like: Any) -> None:
+        """`like`: a row's cache. Raises `ValueError` if upstream has no batch cache of its kind."""
+        if not hasattr(like, "merge"):
+            raise ValueError(f"{type(like).__name__} cannot be merged, extended and filtered")
         self._like = like
         self._before: Any = None
         self.cache: Any = None
@@ -84,7 +88,11 @@ class StateLayer:
         Only the states of those rows are copied; `extend` and `filter` would copy the states of all rows,
         twice.
         """
-        if len(order) != old or any(place != row < old for place, row in enumerate(order)):
+        if (
+            grows(self._like)
+            or len(order) != old
+            or any(place != row < old for place, row in enumerate(order))
+        ):
             return False
         mine, theirs = arrays_of(self.cache.state), arrays_of(merged.state)
         if mine.keys() != theirs.keys():
@@ -97,11 +105,11 @@ class StateLayer:
 
     def extract(self, row: int, fresh: Any) -> Any:
         """Copy a row into a cache of a single row; the copy keeps nothing of the batch alive."""
-        if self.cache.empty():
-            return fresh  # of rows that have been fed nothing upstream cannot extract a state
-        own = self.cache.extract(row)
-        own.state = tree_map(_copied, own.state)  # upstream returns views
-        return own
+        return extracted(self.cache, row, fresh)
+
+    def state_of(self, row: int) -> Any:
+        """Return a row's state, as `single.state_of` returns that of a single row."""
+        return state_of(extracted(self.cache, row, self._like))
 
     def parts(self) -> list[Layer]:
         """Return the layer itself, its only part."""
@@ -114,6 +122,21 @@ class StateLayer:
     @property
     def nbytes(self) -> int:
         return int(self.cache.nbytes)
+
+
+def extracted(batch: Any, row: int, empty: Any) -> Any:
+    """Copy a row out of upstream's batch cache. `empty`: a cache of such a row that was fed nothing, which is
+    returned where the batch was not either: from that upstream cannot extract."""
+    if hasattr(batch, "caches"):
+        whole = copy.copy(empty)
+        parts = zip(batch.caches, empty.caches, strict=True)
+        whole.caches = tuple(extracted(part, row, like) for part, like in parts)
+        return whole
+    if hasattr(batch, "empty") and batch.empty():
+        return empty
+    own = batch.extract(row)
+    own.state = tree_map(_copied, own.state)  # upstream returns views
+    return own
 
 
 def _copied(leaf: Any) -> Any:
@@ -169,12 +192,10 @@ def batch_layer(positions: BatchPositions, like: Any) -> Layer:
 
     Raises `ValueError` if it cannot be batched.
     """
-    if hasattr(like, "caches"):
-        return CompositeLayer(positions, like)
-    if hasattr(like, "update_and_fetch"):
-        if not is_positional(like):
-            raise ValueError(f"{type(like).__name__} does not support rows of unequal lengths")
+    if is_positional(like):
         return KVLayer(positions, like)
-    if not all(hasattr(like, able) for able in ("merge", "extend", "filter", "extract")):
-        raise ValueError(f"{type(like).__name__} cannot be merged, extended and filtered")
+    if is_split(like):
+        return CompositeLayer(positions, like)
+    if hasattr(like, "keys_and_values"):  # mlx-lm's own kinds, which its batch classes do not have
+        raise ValueError(f"{type(like).__name__} does not support rows of unequal lengths")
     return StateLayer(like)

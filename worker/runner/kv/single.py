@@ -28,6 +28,45 @@ def is_positional(like: Any) -> bool:
     )
 
 
+def is_split(like: Any) -> bool:
+    """Return whether a layer's several caches are handled one by one: each is of mlx-lm's kinds, or has a
+    fixed size. Others grow in ways of their own, and together."""
+    parts = getattr(like, "caches", ())
+    return bool(parts) and all(hasattr(part, "keys_and_values") or not grows(part) for part in parts)
+
+
+def grows(like: Any) -> bool:
+    """Return whether a single row's cache grows with its tokens, in whatever way."""
+    return hasattr(like, "update_and_fetch") or any(map(grows, getattr(like, "caches", ())))
+
+
+def offset_of(caches: Iterable[Any]) -> Any:
+    """Return the next position of a row, or of each row of a batch, by the first cache that grows; 0: none
+    does."""
+    for cache in caches:
+        if hasattr(cache, "update_and_fetch"):
+            return cache.offset
+        if grows(cache):
+            return offset_of(cache.caches)
+    return 0
+
+
+def state_of(cache: Any) -> Any:
+    """Return what a cache holds, of a composite one by parts; None: nothing."""
+    if hasattr(cache, "caches"):
+        return [state_of(part) for part in cache.caches]
+    return None if hasattr(cache, "empty") and cache.empty() else cache.state
+
+
+def restore_state(cache: Any, state: Any) -> None:
+    """Give an empty cache what `state_of` returned."""
+    if hasattr(cache, "caches"):
+        for part, own in zip(cache.caches, state, strict=True):
+            restore_state(part, own)
+    elif state is not None:
+        cache.state = state
+
+
 def in_time_order(row: Any) -> list[mx.array]:
     """Return the leaves of a single row's cache, oldest token first; empty if the cache is."""
     if row.empty():

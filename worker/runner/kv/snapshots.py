@@ -15,7 +15,7 @@ import mlx.core as mx
 from mlx.utils import tree_map, tree_unflatten
 
 from worker.runner.kv.batch import CacheBatch, RowCaches, leaf_caches
-from worker.runner.kv.single import fill, in_time_order, is_positional
+from worker.runner.kv.single import fill, in_time_order, is_positional, restore_state, state_of
 from worker.runner.trees import arrays_of, leaves_of
 from worker.values import ArrayBytes, CacheSegment, CacheSlice, CacheSpec
 
@@ -83,7 +83,7 @@ def states_of(source: RowCaches | CacheBatch, row: int) -> StateSnapshot:
     if isinstance(source, CacheBatch):
         found = source.states(row)
     else:
-        found = [part.state for part in leaf_caches(source) if not is_positional(part)]
+        found = [state_of(part) for part in leaf_caches(source) if not is_positional(part)]
     return StateSnapshot(tuple(tree_map(_copied, state) for state in found))
 
 
@@ -114,7 +114,7 @@ def rebuild(fresh: RowCaches, pieces: Sequence[CacheSegment], states: object | N
         fill(part, [mx.concatenate(list(run), axis=2) for run in zip(*runs, strict=True)], length)
     others = [part for part in parts if not is_positional(part)]
     for part, state in zip(others, states.layers if states else (), strict=True):
-        part.state = tree_map(_copied, state)
+        restore_state(part, tree_map(_copied, state))
 
 
 def _runs(pieces: Sequence[CacheSegment], layer: int, start: int) -> Iterator[Leaves]:

@@ -17,6 +17,7 @@ from worker.load.probes.thresholds import farthest, shortened
         ({"sparse_attention_config": {"sparse_block_size": 128, "sparse_topk_blocks": 16}}, 2048),
         ({"blocksparse_block_size": 64, "blocksparse_num_local_blocks": 16}, 1024),
         ({"rope_scaling": {"original_max_position_embeddings": 4096}, "sliding_window": 512}, 4096),
+        ({"text_config": {"indexer_budget": 2048, "indexer_compress_ratio": 4}}, 2048),
         ({"conv_window": 2, "attn_res_block_size": 8, "mamba_chunk_size": 256, "moe_topk": 8}, 0),
     ],
 )

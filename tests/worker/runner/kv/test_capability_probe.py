@@ -12,6 +12,8 @@ from mlx_lm.utils import load_model
 
 from tests.models.fixtures import model_folder
 from tests.worker.folders import copied
+from worker.interfaces import Model
+from worker.load.load import ModelLoader
 from worker.load.probes.network import stage_for
 from worker.runner.kv.batch import CacheBatch
 from worker.runner.kv.capability_probe import BatchCapabilities, ProbeTarget, probe_capabilities
@@ -58,6 +60,23 @@ def test_blocks_that_are_cut_where_a_row_lies_are_found(tmp_path: Path) -> None:
     assert "logits change by" in found.reasons[0]
     network, _ = load_model(folder)
     assert probe_capabilities(ProbeTarget(network)).together, "short prompts select all blocks"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "is_right"),
+    [
+        ("family-glm5_next", True),  # keys, their pooled index and its keys grow together
+        ("family-qwen4_exp", False),  # blocks of keys lie elsewhere behind a row's padding
+    ],
+)
+def test_batch_caches_of_upstreams_own_are_used_where_they_are_right(
+    architecture: str, is_right: bool
+) -> None:
+    found = ModelLoader(str(model_folder(architecture))).load(lambda done, total: None)
+    assert isinstance(found, Model)
+    told = found.engine.capabilities
+    assert (told.together, told.padded, told.restorable) == (is_right, is_right, True)
+    assert "logits change by" in told.reasons[0] or is_right
 
 
 def test_answers_that_depend_on_where_a_prompt_is_cut_are_told() -> None:
