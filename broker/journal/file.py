@@ -8,7 +8,8 @@ An entry has a kind and an id, an owner, a head that can be replaced, items, and
   that is damaged is thrown away whole, with a warning; nothing of it is used;
 * one process has the file, exclusively, and only its owner can read it;
 * its size is bounded, and that of each kind with a quota: the oldest ended entry of the owner that has the
-  most gives way, and then new entries are not written.
+  most gives way, and then new entries are not written;
+* an entry whose head has not changed for `AGE_S_MAX` is deleted, when the file is opened and with each group.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ import msgspec
 from broker.journal.database import DamagedError, Database
 
 AGE_S_MAX = 30 * 86_400.0
-"""Maximum age of an entry in seconds, since its last change."""
+"""Maximum age of an entry in seconds, since its head changed last."""
+EXPIRED_MAX = 256
+"""Maximum number of entries that are deleted for their age with one group."""
 ENTRY_BYTES = 256
 """Overhead of an entry."""
 
@@ -45,6 +48,7 @@ CREATE TABLE IF NOT EXISTS blobs (digest BLOB PRIMARY KEY, data BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS uses (
     entry INTEGER NOT NULL, digest BLOB NOT NULL, PRIMARY KEY (entry, digest)) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS uses_by_digest ON uses (digest);
+CREATE INDEX IF NOT EXISTS entries_by_age ON entries (at);
 """
 _SECOND_VERSION = """
 BEGIN;
@@ -138,6 +142,8 @@ class JournalFile:
         """Entries, and bytes that the file takes for them, after the last group."""
         self.refused = 0
         """Number of entries that were not written for want of room."""
+        self.overdue = False
+        """Whether the last group may have left entries that are too old."""
         self._bytes_max = bytes_max
         self._quotas = quotas or {}
         self._base = Database(path, _SCHEMA)
@@ -221,8 +227,12 @@ class JournalFile:
     # --- writing ---
 
     def apply(self, operations: Sequence[Operation], now: float) -> None:
-        """Write a group of operations, all or none of them. Raises `sqlite3.Error`; then close the file."""
+        """Write a group of operations, all or none of them, and delete what is too old.
+
+        Raises `sqlite3.Error`; then close the file.
+        """
         with self._base.transaction():
+            self._expire(now)
             items: dict[Name, list[bytes]] = {}
             for operation in operations:
                 match operation:
@@ -256,6 +266,14 @@ class JournalFile:
     def _number(self, name: Name) -> int | None:
         row = self._base.run("SELECT number FROM entries WHERE kind = ? AND id = ?", name).fetchone()
         return None if row is None else int(row[0])
+
+    def _expire(self, now: float) -> None:
+        """Delete the oldest entries that are too old."""
+        statement = "SELECT kind, id FROM entries WHERE at < ? ORDER BY at LIMIT ?"
+        expired = self._base.run(statement, (now - AGE_S_MAX, EXPIRED_MAX)).fetchall()
+        for name in expired:
+            self._delete(name)
+        self.overdue = len(expired) == EXPIRED_MAX
 
     def _put(self, put: Put, now: float) -> None:
         unused = self._take(put.name)

@@ -46,6 +46,8 @@ GROUP_S = 0.04
 """Time for which operations are collected before they are written together."""
 IDLE_S = 2.0
 """Time without operations after which free space is given back."""
+EXPIRE_S = 3600.0
+"""Time without operations after which entries that are too old are looked for."""
 QUEUE_BYTES_MAX = 64 * 2**20
 """Maximum bytes of operations that wait for the disk, beside those of a kind's quota."""
 RETRY_S = 5.0
@@ -253,7 +255,7 @@ class Journal:
     def _run(self) -> None:
         while True:
             with self._condition:
-                timeout_s = self._retry_s if self._problem else IDLE_S if self._is_untidy else None
+                timeout_s = self._retry_s if self._problem else self._idle_s()
                 self._condition.wait_for(
                     lambda: self._closing or self._is_awake or (self._queue and not self._problem), timeout_s
                 )
@@ -264,7 +266,8 @@ class Journal:
                 number = self._number
                 if self._closing and not queued:
                     return
-            if not queued and not self._problem and not self._damage and self._file is not None:
+            is_idle = not queued and not self._problem and not self._damage
+            if is_idle and self._is_untidy and self._file is not None:
                 self._tidy(self._file)
             elif self._write([operation for operation, _ in queued]):
                 self._forget(queued, number)
@@ -273,6 +276,10 @@ class Journal:
                 if self._closing:
                     return
             self._on_commit()
+
+    def _idle_s(self) -> float:
+        is_done = not self._is_untidy and (self._file is None or not self._file.overdue)
+        return EXPIRE_S if is_done else IDLE_S
 
     def _put_back(self, queued: Iterable[tuple[Operation, int]]) -> None:
         """Keep what the disk has not taken of entries that can be read; the others are lost."""

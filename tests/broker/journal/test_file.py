@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from broker.journal import file as module
 from broker.journal.database import DamagedError, remove
 from broker.journal.file import (
     AGE_S_MAX,
@@ -239,6 +240,27 @@ def test_the_oldest_ended_entries_give_way_and_then_new_ones_are_refused(path: P
     file.close()
     file = JournalFile(path, 300_000, AGE_S_MAX * 1.1)  # when it is opened, old ones are removed
     assert {entry.name[1] for entry in file.entries("answer")} == {"new"}
+    file.close()
+
+
+def test_entries_that_are_too_old_are_deleted_with_the_next_group_so_many_at_a_time(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "EXPIRED_MAX", 2)
+    file = JournalFile(path, BYTES_MAX, 0.0)
+    shared = {sha256(b"shared").digest(): b"shared"}
+    file.apply([Put(("answer", str(number)), b"", shared) for number in range(3)], 1.0)
+    file.apply([Put(("response", "new"), b"", shared)], AGE_S_MAX)
+    file.apply([], AGE_S_MAX + 1.0)
+    assert (file.count, file.overdue) == (4, False)
+    file.apply([Replace(("answer", "2"), b"changed")], AGE_S_MAX + 2.0)
+    assert (file.count, file.overdue) == (2, True)
+    assert {entry.name[1] for entry in file.entries("answer")} == {"2"}
+    file.apply([], 2 * AGE_S_MAX + 3.0)
+    assert (file.count, file.overdue) == (0, True)
+    file.apply([], 2 * AGE_S_MAX + 3.0)
+    assert not file.overdue
+    assert file.blob(sha256(b"shared").digest()) is None
     file.close()
 
 

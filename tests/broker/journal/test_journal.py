@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import sqlite3
 import threading
+import time
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
@@ -12,7 +14,17 @@ import pytest
 
 from broker.journal import database
 from broker.journal import journal as module
-from broker.journal.file import Append, Delete, JournalFile, Operation, Put, Quota, Replace, StoredEntry
+from broker.journal.file import (
+    AGE_S_MAX,
+    Append,
+    Delete,
+    JournalFile,
+    Operation,
+    Put,
+    Quota,
+    Replace,
+    StoredEntry,
+)
 from broker.journal.journal import Journal
 
 WAIT_S = 20.0
@@ -23,9 +35,14 @@ class Watched:
     """A journal whose commits can be waited for."""
 
     def __init__(
-        self, path: Path, quotas: dict[str, Quota] | None = None, *, in_memory: bool = False
+        self,
+        path: Path,
+        quotas: dict[str, Quota] | None = None,
+        *,
+        in_memory: bool = False,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        self.journal = Journal(None if in_memory else path, 2**20, quotas, retry_s=0.01)
+        self.journal = Journal(None if in_memory else path, 2**20, quotas, clock=clock, retry_s=0.01)
         self._step = threading.Condition()
         self._steps = 0
 
@@ -49,8 +66,12 @@ class Watched:
 
     def recovered(self) -> None:
         """Wait until the disk works again."""
+        self.until(lambda: not self.journal.status().problem)
+
+    def until(self, happened: Callable[[], bool]) -> None:
+        """Wait until the thread has done something."""
         with self._step:
-            assert self._step.wait_for(lambda: not self.journal.status().problem, WAIT_S)
+            assert self._step.wait_for(happened, WAIT_S)
 
 
 @pytest.fixture
@@ -258,3 +279,22 @@ def test_an_idle_journal_gives_its_space_back(path: Path, monkeypatch: pytest.Mo
     assert tidied.wait(WAIT_S)
     watched.journal.close()
     assert path.stat().st_size < 100_000
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_an_idle_journal_deletes_what_is_too_old(
+    path: Path, monkeypatch: pytest.MonkeyPatch, *, in_memory: bool
+) -> None:
+    monkeypatch.setattr(module, "EXPIRE_S", 0.01)
+    monkeypatch.setattr(module, "IDLE_S", 0.01)
+    now = [1e9]
+    watched = Watched(path, {OTHER[0]: Quota(9, 2**20)}, in_memory=in_memory, clock=lambda: now[0])
+    watched.start()
+    watched.written(Put(NAME, b"old"))
+    now[0] += AGE_S_MAX - 1.0
+    watched.written(Put(OTHER, b"new"))
+    now[0] += 2.0
+    watched.until(lambda: watched.journal.status().entries == 1)
+    assert watched.journal.read(NAME) is None
+    assert watched.journal.read(OTHER) is not None
+    watched.journal.close()
