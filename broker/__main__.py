@@ -198,7 +198,8 @@ def main(network: Network | None = None) -> int:
         )
     for listener in listeners:
         log.info("listening at %s/v1", url(listener))
-    server = Server(server_config(app, configured), gateway.dispatcher, configured.drain_timeout_s)
+    config = server_config(app, configured, gateway.http_counters)
+    server = Server(config, gateway.dispatcher, configured.drain_timeout_s)
 
     def on_started() -> None:
         if foreman is not None:

@@ -59,6 +59,8 @@ GATEWAY_FIGURES: tuple[Figure[Mapping[str, Any]], ...] = (
     Figure("http_responses", "counter", "HTTP responses by status code.",
            lambda s: s["responses"], ("code",)),
     Figure("errors", "counter", "HTTP error responses by error code.", lambda s: s["errors"], ("code",)),
+    Figure("connections_turned_away", "counter", "Client connections beyond the limit.",
+           lambda s: s["connections_turned_away"]),
     Figure("line_errors", "counter", "Errors of the transport to the workers, by reason.",
            lambda s: s["line_errors"], ("reason",)),
     Figure("dropped_messages", "counter", "Worker messages dropped, by reason.",

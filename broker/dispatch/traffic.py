@@ -239,7 +239,8 @@ class Refusal:
 
 
 class HttpCounters:
-    """HTTP counters of one gateway: status codes, error codes and the latest errors.
+    """HTTP counters of one gateway: status codes, error codes, the latest errors, and connections beyond the
+    limit.
 
     They include requests that never reached a model. Of a request's content, only the path is stored.
     """
@@ -248,6 +249,7 @@ class HttpCounters:
         self.statuses: Counter[int] = Counter()
         self.errors: Counter[str] = Counter()
         self.refusals: deque[Refusal] = deque(maxlen=REFUSALS_MAX)
+        self.connections_turned_away = 0
 
     def answered(self, status: int) -> None:
         """Count the status of a response."""
@@ -256,6 +258,10 @@ class HttpCounters:
     def failed(self, code: str) -> None:
         """Count an error code."""
         self.errors[code] += 1
+
+    def turned_away(self) -> None:
+        """Count a connection beyond the limit."""
+        self.connections_turned_away += 1
 
     def refused(self, at: float, *, id: str, method: str, path: str, status: int, code: str) -> None:
         """Record a request that was answered with an error."""

@@ -11,7 +11,8 @@ disconnected after `unread_s_max`, once the socket buffers are full. The same li
 response after the connection is closed, because a transport closes only when everything is sent.
 
 Pipelined requests are answered in order; a client that sends more than `PIPELINED_MAX` ahead is disconnected.
-Connections beyond the limit are turned away. The end of a client's data is its departure.
+Connections beyond the limit are turned away, counted, and logged once a minute. The end of a client's data is
+its departure.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http
+import logging
+import math
 import re
 import resource
 import socket
@@ -26,13 +29,17 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import httptools
+from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from broker.dispatch.traffic import HttpCounters
 from broker.middleware.context import new_request_id
 from broker.middleware.errors import error_response
 from broker.server import fast_path
 from protocol.errors import Code, RequestError
+
+log = logging.getLogger(__name__)
 
 HEAD_BYTES_MAX = 64 * 1024
 HEADERS_MAX = 100
@@ -46,6 +53,8 @@ takes before it pauses. More would hide a client that does not read: on loopback
 TURNED_AWAY_MAX = 64
 """Maximum number of connections beyond the limit that get an error response; further ones are aborted."""
 TURN_AWAY_S_MAX = 5.0
+TURNED_AWAY_LOG_S = 60.0
+"""Minimum interval between two log lines about such connections."""
 LINGER_S_MAX = 2.0
 LAST_REQUEST_S_MAX = 1.0
 """Time that a connection without a request stays open when the server stops. A request that was on its way is
@@ -65,10 +74,29 @@ class ConnectionLimits:
     """Seconds that a client may pause reading when the socket buffers are full."""
 
 
+class TurnedAwayLog:
+    """Log of connections beyond the limit: a line at most every `TURNED_AWAY_LOG_S`, with their number."""
+
+    def __init__(self) -> None:
+        self._logged = 0
+        self._logged_at = -math.inf
+
+    def note(self, counters: HttpCounters, limits: ConnectionLimits, now: float) -> None:
+        """Log what was turned away since the last line, unless that was short ago."""
+        if now - self._logged_at < TURNED_AWAY_LOG_S:
+            return
+        count = counters.connections_turned_away - self._logged
+        self._logged, self._logged_at = counters.connections_turned_away, now
+        about = "client connections turned away: %d; %d are open, the limit (--max-connections)"
+        log.warning(about, count, limits.connections_max)
+
+
 class Connection(HttpToolsProtocol):
-    """One client connection, with the `limits` of its subclass."""
+    """One client connection, with the `limits` and `counters` of its subclass."""
 
     limits: ConnectionLimits
+    counters: HttpCounters
+    turned_away_log: TurnedAwayLog
     is_draining = False
     """Whether the server is stopping; of the subclass, so of all connections of a server."""
 
@@ -99,8 +127,11 @@ class Connection(HttpToolsProtocol):
             self._expect()
             if self.is_draining:
                 self.shutdown()
-        elif beyond <= TURNED_AWAY_MAX:
-            self.app = cast(Any, _turn_away)
+            return
+        self.counters.turned_away()
+        self.turned_away_log.note(self.counters, self.limits, self.loop.time())
+        if beyond <= TURNED_AWAY_MAX:
+            self.app = cast(Any, self._turn_away)
             self._expect(TURN_AWAY_S_MAX)
         else:
             transport.abort()
@@ -290,6 +321,19 @@ class Connection(HttpToolsProtocol):
 
     # --- rejections ---
 
+    async def _turn_away(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response = self._rejection(RequestError(Code.TOO_MANY_CONNECTIONS, retry_after_s=1.0), scope)
+        await response(scope, receive, send)
+
+    def _rejection(self, error: RequestError, scope: Scope | None = None) -> Response:
+        """Return the response that ends the connection, and count it."""
+        response = error_response(error, scope)
+        response.headers["connection"] = "close"
+        response.headers["x-request-id"] = new_request_id()
+        self.counters.answered(response.status_code)
+        self.counters.failed(error.code.value)
+        return response
+
     def _answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
@@ -306,7 +350,7 @@ class Connection(HttpToolsProtocol):
         if begun or self.pipeline:
             self._close()
         else:
-            self.transport.write(_raw(error))
+            self.transport.write(_raw(self._rejection(error)))
             self._hang_up()
 
     def _hang_up(self) -> None:
@@ -326,9 +370,10 @@ class Connection(HttpToolsProtocol):
         self._deadline = self.loop.call_later(LINGER_S_MAX, self._close)
 
 
-def connection_type(limits: ConnectionLimits) -> type[Connection]:
+def connection_type(limits: ConnectionLimits, counters: HttpCounters) -> type[Connection]:
     """Return the protocol class that uvicorn instantiates for each connection."""
-    return cast(type[Connection], type("LimitedConnection", (Connection,), {"limits": limits}))
+    members = {"limits": limits, "counters": counters, "turned_away_log": TurnedAwayLog()}
+    return cast(type[Connection], type("LimitedConnection", (Connection,), members))
 
 
 def authority_of(url: bytes) -> bytes | None:
@@ -360,21 +405,11 @@ def _close_delimited(cycle: RequestResponseCycle, send: Send) -> Send:
     return send_unframed
 
 
-def _raw(error: RequestError) -> bytes:
-    response = error_response(error)
-    response.headers["connection"] = "close"
-    response.headers["x-request-id"] = new_request_id()
+def _raw(response: Response) -> bytes:
     phrase = http.HTTPStatus(response.status_code).phrase.encode()
     lines = [b"HTTP/1.1 %d %s" % (response.status_code, phrase)]
     lines += [name + b": " + value for name, value in response.raw_headers]
     return b"\r\n".join([*lines, b"", bytes(response.body)])
-
-
-async def _turn_away(scope: Scope, receive: Receive, send: Send) -> None:
-    response = error_response(RequestError(Code.TOO_MANY_CONNECTIONS, retry_after_s=1.0), scope)
-    response.headers["connection"] = "close"
-    response.headers["x-request-id"] = new_request_id()
-    await response(scope, receive, send)
 
 
 def available_connections(wanted: int) -> int:

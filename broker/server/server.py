@@ -13,6 +13,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from broker.dispatch.dispatcher import Dispatcher
+from broker.dispatch.traffic import HttpCounters
 from broker.server.connection import Connection, ConnectionLimits, available_connections, connection_type
 from protocol.common.listening import BACKLOG
 from protocol.settings.gateway import GatewaySettings
@@ -51,8 +52,8 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def server_config(app: ASGIApp, configured: GatewaySettings) -> uvicorn.Config:
-    """Return the uvicorn configuration for the application."""
+def server_config(app: ASGIApp, configured: GatewaySettings, counters: HttpCounters) -> uvicorn.Config:
+    """Return the uvicorn configuration for the application. `counters`: of what never reaches it."""
     connections_max = available_connections(configured.max_connections)
     if connections_max < configured.max_connections:
         log.warning("the limit of open files allows only %d client connections", connections_max)
@@ -60,7 +61,7 @@ def server_config(app: ASGIApp, configured: GatewaySettings) -> uvicorn.Config:
         app,
         loop="uvloop",
         http=connection_type(
-            ConnectionLimits(connections_max, configured.body_timeout_s, configured.read_timeout_s)
+            ConnectionLimits(connections_max, configured.body_timeout_s, configured.read_timeout_s), counters
         ),
         ws="none",
         lifespan="on",

@@ -104,14 +104,15 @@ def status(
 
 def gateway_counts(
     dispatcher: Dispatcher, http_counters: HttpCounters, line_errors: Mapping[str, int]
-) -> dict[str, dict[str, int]]:
-    """Return the gateway's counters by event, reason or code."""
+) -> dict[str, Any]:
+    """Return the gateway's counters, most of them by event, reason or code."""
     return {
         "failover": dict(dispatcher.failover.counts),
         "dropped": dict(dispatcher.dropped),
         "line_errors": dict(line_errors),
         "responses": {str(status): count for status, count in sorted(http_counters.statuses.items())},
         "errors": dict(http_counters.errors),
+        "connections_turned_away": http_counters.connections_turned_away,
     }
 
 

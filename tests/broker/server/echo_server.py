@@ -13,6 +13,7 @@ import uvicorn
 from starlette.types import Message, Receive, Scope, Send
 from uvicorn.server import ServerState
 
+from broker.dispatch.traffic import HttpCounters
 from broker.server import connection
 from broker.server.connection import ConnectionLimits
 
@@ -149,9 +150,11 @@ async def serving(
     body_s_max: float = NEVER_S,
     unread_s_max: float = NEVER_S,
     begin: bool = False,
+    counters: HttpCounters | None = None,
 ) -> AsyncIterator[Server]:
     echo = Echo(begin=begin)
-    made = connection.connection_type(ConnectionLimits(connections_max, body_s_max, unread_s_max))
+    limits = ConnectionLimits(connections_max, body_s_max, unread_s_max)
+    made = connection.connection_type(limits, counters or HttpCounters())
     config = uvicorn.Config(
         echo, http=made, ws="none", lifespan="off", log_config=None, timeout_keep_alive=3600
     )

@@ -10,6 +10,7 @@ import socket
 
 import pytest
 
+from broker.dispatch.traffic import HttpCounters
 from broker.server import connection
 from broker.server.connection import HEAD_BYTES_MAX, HEADERS_MAX, available_connections
 from tests.broker.server.echo_server import GET, SOON_S, Client, Server, serving
@@ -279,6 +280,42 @@ async def test_a_connection_beyond_the_limit_is_told_so_and_the_next_ones_are_se
         newcomer.send(GET)
         for client in (first, newcomer):
             assert (await client.head())[0] == 200
+
+
+async def test_connections_turned_away_are_counted_and_logged_at_most_once_a_minute(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(connection, "TURNED_AWAY_MAX", 1)
+    counters = HttpCounters()
+    async with serving(connections_max=1, counters=counters) as server:
+        await server.client()
+        await server.is_stable(1)
+        answered = await server.client()
+        await server.is_stable(2)
+        for _ in range(3):
+            assert await (await server.client()).rest() == b""
+        answered.send(GET)
+        assert (await answered.head())[0] == 503
+        assert counters.connections_turned_away == 4
+        assert (counters.statuses[503], counters.errors["too_many_connections"]) == (1, 1)
+        await answered.rest()
+        monkeypatch.setattr(connection, "TURNED_AWAY_LOG_S", 0.0)
+        await server.is_stable(1)
+        third = await server.client()
+        await server.is_stable(2)
+        third.close()
+    first, second = [record.getMessage() for record in caplog.records]
+    assert first == "client connections turned away: 1; 1 are open, the limit (--max-connections)"
+    assert second.startswith("client connections turned away: 4; ")
+
+
+async def test_refusals_of_the_connection_itself_are_counted_as_responses() -> None:
+    counters = HttpCounters()
+    async with serving(counters=counters) as server:
+        client = await server.client()
+        client.send(b"!!! nonsense\r\n\r\n")
+        assert await client.refusal() == (400, "invalid_request")
+    assert (counters.statuses, counters.errors) == ({400: 1}, {"invalid_request": 1})
 
 
 async def test_connection_over_the_limit_is_closed_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:

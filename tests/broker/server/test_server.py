@@ -12,6 +12,7 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from broker.dispatch.dispatcher import Dispatcher
+from broker.dispatch.traffic import HttpCounters
 from broker.server import connection
 from broker.server.connection import Connection, ConnectionLimits, connection_type
 from broker.server.server import Server
@@ -26,7 +27,7 @@ class Stopping:
 
     def __init__(self) -> None:
         self.goes_on = asyncio.Event()
-        self.kind = cast(type[Connection], connection_type(ConnectionLimits(8, 10.0, 10.0)))
+        self.kind = cast(type[Connection], connection_type(ConnectionLimits(8, 10.0, 10.0), HttpCounters()))
         config = uvicorn.Config(
             self.app, http=self.kind, interface="asgi3", ws="none", lifespan="off", log_config=None
         )

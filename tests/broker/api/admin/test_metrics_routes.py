@@ -62,6 +62,7 @@ def use(house: House) -> None:
     line.say("w2", beat)
     line.dispatcher.dropped["gap"] += 1
     house.link.errors["decode"] += 1
+    house.gateway.http_counters.turned_away()
 
 
 async def test_metrics_are_counted_by_model(house: House) -> None:
@@ -81,6 +82,7 @@ async def test_metrics_are_counted_by_model(house: House) -> None:
     assert figure(told, "worker_cache_bytes", **model) == 110
     assert figure(told, "errors_total", code="route_not_found") == 1
     assert figure(told, "line_errors_total", reason="decode") == 1
+    assert figure(told, "connections_turned_away_total") == 1
     exchange = await house.get("/metrics", accept="application/openmetrics-text; version=1.0.0").end()
     assert exchange.headers["content-type"].startswith("application/openmetrics-text")
     assert exchange.body.endswith(b"# EOF\n")

@@ -69,6 +69,7 @@ def test_a_gateway_alone_tells_of_itself() -> None:
             "uptime_s": 30.0, "in_flight": 0, "between_workers": 0, "media_bytes": 0, "memory_budget": None,
             "stopping": False, "captured": None, "failover": {}, "continued_by": {}, "dropped": {},
             "line_errors": {"decode": 3}, "responses": {"200": 1}, "errors": {},
+            "connections_turned_away": 0,
         },
         "models": [],
         "workers": [],
