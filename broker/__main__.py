@@ -41,6 +41,7 @@ from protocol.messages import new_incarnation
 from protocol.server_lock import OwnedError, ServerLock
 from protocol.settings import reader as settings
 from protocol.settings.gateway import GatewaySettings
+from protocol.settings.job_status import exits_for_manager
 
 if TYPE_CHECKING:
     from broker.requests.fetching import Network
@@ -159,6 +160,7 @@ def fetcher(configured: GatewaySettings, network: Network | None) -> Fetch | Non
     return Fetcher(hosts, network or Internet(), bytes_max=configured.media_bytes_max)
 
 
+@exits_for_manager()
 def main(network: Network | None = None) -> int:
     """Run until a signal arrives. `network`: replaces the internet for media fetches, in tests."""
     foreman = SupervisorClient.find(os.environ)

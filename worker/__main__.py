@@ -16,6 +16,7 @@ from protocol.common import gc_heap, logs, temporary_folder
 from protocol.common.cache_folder import cache_folder
 from protocol.hosts import HostsError
 from protocol.settings import reader as settings
+from protocol.settings.job_status import status_for_manager
 from protocol.settings.parsers import NamedParsers
 from protocol.settings.worker import WorkerSettings
 from protocol.types import Resources
@@ -176,4 +177,4 @@ if __name__ == "__main__":
     sys.stderr.flush()
     # Not SystemExit: MLX's threads abort in the interpreter's teardown, which would also wait for a running
     # forward pass. Nothing is left to save at this point.
-    os._exit(status)
+    os._exit(status_for_manager(status))

@@ -39,6 +39,14 @@ def serve(context: typer.Context) -> None:
     are in the file, under \\[models.NAME]: model, aliases, resident, and every
     setting of a worker.
     """
+    from protocol.settings.job_status import exits_for_manager
+
+    with exits_for_manager():
+        raise SystemExit(_serve(context.args))
+
+
+def _serve(words: Sequence[str]) -> int:
+    """Return the exit status; errors of the start exit."""
     from deploy.machine import hub
     from deploy.serving import clients
     from deploy.serving.commandlines import children_of
@@ -61,7 +69,7 @@ def serve(context: typer.Context) -> None:
     lifeline.follow_parent(STOP_S_MAX)
     lock = None
     try:
-        resolved = resolve(context.args, os.environ)
+        resolved = resolve(words, os.environ)
         gateway, address = resolved.gateway, (resolved.gateway.host, resolved.gateway.port)
         check_models(resolved.models, hub.check_reachable)
         lock = take_lock(PROGRAM, *address)
@@ -74,10 +82,10 @@ def serve(context: typer.Context) -> None:
             lock.release()
         settings.exit_with(PROGRAM, error)
     # The address is that of the start: the listening socket and the files of this server are named after it.
-    words = [f"--host={gateway.host}", f"--port={gateway.port}", f"--endpoint={gateway.endpoint}"]
+    at_start = [f"--host={gateway.host}", f"--port={gateway.port}", f"--endpoint={gateway.endpoint}"]
 
     def read_again() -> list[Child]:
-        return children_of(resolve([*context.args, *words], os.environ), os.environ, keys)
+        return children_of(resolve([*words, *at_start], os.environ), os.environ, keys)
 
     control = sockets.control_path(gateway.server)
     limits = resolved.drain_timeout_s, resolved.serve.ready_timeout_s
@@ -86,7 +94,7 @@ def serve(context: typer.Context) -> None:
         sockets.remove_stale(sockets.default_path(gateway.server))  # of a gateway that was killed
     lock.release()
     logging.getLogger(__name__).info("all stopped, exit status %d", status)
-    raise typer.Exit(status)
+    return status
 
 
 def _supervise(

@@ -2,6 +2,7 @@
 
 launchd restarts a failing job for ever: a model that cannot be loaded was once loaded 233 times in a row.
 So starts are counted in a file, and after too many this exits with status 0, which launchd does not restart.
+For wrong settings the command itself does so, at once (`protocol.settings.job_status`).
 launchd's sockets must be requested; they are passed on as by systemd, with sd_listen_fds(3). The command
 then replaces this process, so that the job's process is the server itself.
 """
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.supervisor.restarts import RestartLimits
+from protocol.settings.job_status import VARIABLE, exits_for_manager
 from protocol.settings.reader import exit_with
 
 PROGRAM = "roundhouse service"
@@ -69,6 +71,7 @@ def hand_over(sockets: Sequence[int], environ: MutableMapping[str, str], pid: in
     environ["LISTEN_PID"], environ["LISTEN_FDS"] = str(pid), str(len(sockets))
 
 
+@exits_for_manager()
 def main() -> None:
     """Replace this process with the command, or exit with status 0 if it was started too often."""
     parser = argparse.ArgumentParser(prog="python -m deploy.units.launchd_shim")
@@ -78,6 +81,7 @@ def main() -> None:
     parser.add_argument("command", nargs="+")
     told = parser.parse_args()
     window_s = RestartLimits().window_s
+    os.environ[VARIABLE] = str(os.getpid())
     try:
         if not note_start(told.starts_file, told.starts_max, time.time(), window_s):
             why = f"started {told.starts_max} times within {window_s:g} s, giving up"

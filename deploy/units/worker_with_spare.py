@@ -28,6 +28,7 @@ from protocol import sockets
 from protocol.common import logs
 from protocol.common.state_folder import DEFAULT_HOST, server_name
 from protocol.settings import reader
+from protocol.settings.job_status import exits_for_manager
 from protocol.settings.worker import WorkerSettings
 
 PROGRAM = "roundhouse service"
@@ -56,6 +57,7 @@ def command(worker: Sequence[str], job: JobSettings) -> list[str]:
     return [*python_module("deploy.units.worker_with_spare"), *words, "--", *worker]
 
 
+@exits_for_manager()
 def main() -> NoReturn:
     """Keep the worker running until stopped."""
     words = sys.argv[1:]

@@ -73,8 +73,35 @@ def test_a_command_gets_every_word_until_it_has_failed_too_often(tmp_path: Path)
     assert (last.returncode, last.stdout) == (0, "")
     assert "started 1 times within 300 s, giving up" in last.stderr
     absent = launched(tmp_path, 2, "/nonexistent/python")
-    assert absent.returncode == 78
+    assert absent.returncode == 0
     assert absent.stderr.startswith("roundhouse service: cannot start /nonexistent/python")
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "broker --port=many",
+        "worker --model=/nonexistent/model --host=127.0.0.1 --port=many",
+        "deploy serve --model=/nonexistent/model --port=42801",
+        "deploy.units.worker_with_spare --port=many",
+    ],
+    ids=["gateway", "worker", "serve", "worker with a spare"],
+)
+def test_wrong_settings_are_status_0_which_launchd_does_not_restart_and_78_elsewhere(
+    tmp_path: Path, module: str
+) -> None:
+    command = [sys.executable, "-m", *module.split()]
+    assert subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60, check=False).returncode == 78
+    done = launched(tmp_path, 1, *command)
+    assert done.returncode == 0
+    assert done.stderr.startswith("roundhouse")
+
+
+def test_child_of_a_job_that_launchd_runs_has_its_own_status(tmp_path: Path) -> None:
+    parent = "import subprocess, sys; sys.exit(subprocess.run(sys.argv[1:]).returncode)"
+    child = [sys.executable, "-m", "broker", "--port=many"]
+    assert launched(tmp_path, 2, sys.executable, "-c", parent, *child).returncode == 78
+    assert launched(tmp_path, 2, *child).returncode == 0
 
 
 def library(answer: Callable[[bytes], tuple[int, list[int]]]) -> SimpleNamespace:

@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -28,7 +28,9 @@ FAMILY = 2
 class Job:
     """Job that the service manager would run, beside a gateway."""
 
-    def __init__(self, system: System, folder: Path, flags: str = "--step-ms 10") -> None:
+    def __init__(
+        self, system: System, folder: Path, flags: str = "--step-ms 10", shim: Sequence[str] = ()
+    ) -> None:
         worker = ["-m", "tests.scripted_worker", f"--endpoint={system.endpoint}", *flags.split()]
         job = JobSettings(
             host="127.0.0.2",
@@ -42,7 +44,7 @@ class Job:
         command = worker_with_spare.command([sys.executable, *worker], job)
         words = command[command.index("deploy.units.worker_with_spare") + 1 :]
         self.system = system
-        self.process = Process("job", ["tests.deploy.units.scripted_job", *words], folder)
+        self.process = Process("job", [*shim, "tests.deploy.units.scripted_job", *words], folder)
 
     def serving(self) -> list[int]:
         workers = self.system.http.get("/v1/status").json()["workers"]
@@ -81,8 +83,10 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
 
 
 @contextlib.contextmanager
-def running_job(system: System, folder: Path, flags: str = "--step-ms 10") -> Iterator[Job]:
-    job = Job(system, folder, flags)
+def running_job(
+    system: System, folder: Path, flags: str = "--step-ms 10", shim: Sequence[str] = ()
+) -> Iterator[Job]:
+    job = Job(system, folder, flags, shim)
     try:
         yield job
     finally:
@@ -119,6 +123,15 @@ def _spare_takes_over(job: Job, act: Callable[[], object], tokens: int) -> None:
     wait_for([stream], WITHIN_S)
     assert stream.texts == [scripted(text, tokens)]
     assert job.serving() == [spare]
+
+
+def test_model_that_cannot_be_loaded_is_not_restarted_by_launchd_either(
+    system: System, tmp_path: Path
+) -> None:
+    shim = ["deploy.units.launchd_shim", f"--starts-file={tmp_path / 'starts'}", "--starts-max=9", "--"]
+    with running_job(system, tmp_path, "--broken", shim=[*shim, sys.executable, "-m"]) as broken:
+        assert broken.process.wait(WITHIN_S) == 0
+        assert "exited with status 78" in broken.process.log()
 
 
 def test_incurable_failure_exits_so_that_the_manager_does_not_restart(system: System, tmp_path: Path) -> None:
