@@ -348,10 +348,10 @@ class Answer:
             return b""
         if due := renderer.due():
             self._publish(due)
-        elif beat := renderer.beat():
+        elif keepalive := renderer.keepalive():
             if not self._has_begun:
                 self._fix_headers()
-            return beat
+            return keepalive
         return b""
 
 

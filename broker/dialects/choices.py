@@ -122,7 +122,7 @@ class ChoiceSseRenderer(SseRenderer):
             case Accepted() | PromptLogprobs():
                 self._form.hear(choice, item)
                 entry = self._form.opening(choice)
-                yield self._head + entry + self._tail if entry else self.keepalive
+                yield self._head + entry + self._tail if entry else self.KEEPALIVE
             case Finished():
                 is_last = self._ends.finish(choice, item)
                 yield self._head + self._form.closing(choice, item.reason) + self._last_tail(item)

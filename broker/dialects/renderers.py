@@ -33,17 +33,17 @@ class Renderer(Protocol):
     def due(self) -> bytes:
         """Return the part of the body that is due without further output, possibly empty."""
 
-    def beat(self) -> bytes:
+    def keepalive(self) -> bytes:
         """Return a keepalive, which is no part of the body; empty if the format has none."""
 
     def feed(self, batches: Sequence[Batch]) -> bytes: ...
 
 
 class SseRenderer(ABC):
-    """Base renderer of server-sent events. `keepalive`: by default an SSE comment."""
+    """Base renderer of server-sent events. `KEEPALIVE`: by default an SSE comment."""
 
     content_type = b"text/event-stream; charset=utf-8"
-    keepalive = b": keep-alive\n\n"
+    KEEPALIVE = b": keep-alive\n\n"
 
     def __init__(self) -> None:
         self.over = False
@@ -61,8 +61,8 @@ class SseRenderer(ABC):
         self._begun = True
         return b"".join(self.pending())
 
-    def beat(self) -> bytes:
-        return self.keepalive
+    def keepalive(self) -> bytes:
+        return self.KEEPALIVE
 
     def feed(self, batches: Sequence[Batch]) -> bytes:
         """Return the events of all items in order. A failure is raised if nothing was sent before."""
@@ -108,7 +108,7 @@ class DocumentRenderer(ABC):
         """Return the document if it is complete, else nothing: it is sent in one piece."""
         return self.document() if self.over else b""
 
-    def beat(self) -> bytes:
+    def keepalive(self) -> bytes:
         return b""
 
     def feed(self, batches: Sequence[Batch]) -> bytes:

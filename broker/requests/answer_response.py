@@ -62,9 +62,9 @@ class AnswerResponse:
 
     async def _serve(self, send: Send, fast_path: FastPath | None) -> RequestError | None:
         """Send the answer; return its error instead if nothing was sent. Raises `RenderingError`."""
-        answer, has_started, beat = self.answer, False, b""
+        answer, has_started, keepalive = self.answer, False, b""
         while not self._has_left:
-            body, beat = self._take() or beat, b""
+            body, keepalive = self._take() or keepalive, b""
             if self._may_be_whole and answer.whole is not None:
                 body = b""  # the document is sent once the response is recorded
                 if answer.visible:
@@ -85,7 +85,7 @@ class AnswerResponse:
                 return None
             if self._position == answer.visible and not answer.ends_at(self._position):
                 self._fast_path = fast_path if has_started else None
-                beat = b"" if await self._wait() else answer.idle()
+                keepalive = b"" if await self._wait() else answer.idle()
         return None
 
     def _take(self) -> bytes:

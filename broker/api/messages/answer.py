@@ -33,7 +33,7 @@ _GROWN = {
 class MessageSseRenderer(SseRenderer):
     """Renders items as server-sent events. The first is `message_start`, or a ping after a long wait."""
 
-    keepalive = PING
+    KEEPALIVE = PING
 
     def __init__(self, message: dict[str, Any], request_id: str = "") -> None:
         """`message`: its initial state. `request_id`: for errors."""

@@ -163,7 +163,7 @@ class ResponseSseRenderer(SseRenderer):
         self._begun = True
         return b"".join([*self.pending(), *map(self._event, self._answer.opening())])
 
-    def beat(self) -> bytes:
+    def keepalive(self) -> bytes:
         """Return an event with the number of the last one."""
         return typed_event(self._answer.progress() | {"sequence_number": self._events - 1})
 

@@ -235,7 +235,7 @@ def test_cached_tokens_are_reported_at_start_if_available_and_always_at_end() ->
 @pytest.mark.parametrize("begun", [[], [accepted(), delta("a")]])
 def test_a_failure_in_a_stream_is_an_event_and_the_last_one(begun: list[Item]) -> None:
     stream = MessageSseRenderer(BEGUN, "req_7")
-    assert stream.due() + stream.beat() == PING
+    assert stream.due() + stream.keepalive() == PING
     stream.feed([(0, begun)])
     [error] = read_events(stream.feed([(0, [failed(code="model_loading"), finished()])]))
     assert error == {
