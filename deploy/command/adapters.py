@@ -23,7 +23,7 @@ Model = Annotated[str | None, typer.Option(help="Model of the adapter (default: 
 
 def show(url: Url = None, host: Host = None, port: Port = None, config: Config = None) -> None:
     """List the adapters that the server has."""
-    from deploy.console.table import size
+    from deploy.console.status_screen import size
 
     with _server(url, host, port, config) as ask:
         for adapter in ask("GET", "/v1/adapters")["data"]:

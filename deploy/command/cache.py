@@ -18,7 +18,7 @@ def cache(context: typer.Context, host: Host = None, port: Port = None, config: 
     holds prompts in the form of KV caches."""
     if context.invoked_subcommand is not None:
         return
-    from deploy.console.table import binary_size, duration
+    from deploy.console.status_screen import binary_size, duration
     from deploy.serving import prefix_cache
 
     with exit_on_errors(PROGRAM):
@@ -42,7 +42,7 @@ def cache(context: typer.Context, host: Host = None, port: Port = None, config: 
 def clear(host: Host = None, port: Port = None, config: Config = None) -> None:
     """Delete the prefix cache on disk, and in the memory of a server that runs."""
     from deploy.console import http
-    from deploy.console.table import binary_size
+    from deploy.console.status_screen import binary_size
     from deploy.serving import prefix_cache
 
     with exit_on_errors(PROGRAM):
@@ -63,7 +63,7 @@ def clear(host: Host = None, port: Port = None, config: Config = None) -> None:
 def _of_server(host: str | None, port: int | None, config: Path | None) -> list[str]:
     """Return a line for each worker of the running server with a prefix cache; none without a server."""
     from deploy.console import http
-    from deploy.console.table import binary_size
+    from deploy.console.status_screen import binary_size
 
     found = endpoint(None, host, port, config)
     try:

@@ -16,7 +16,7 @@ def journal(context: typer.Context, host: Host = None, port: Port = None, config
     """Show the journal on disk: stored responses, and answers that outlive the gateway."""
     if context.invoked_subcommand is not None:
         return
-    from deploy.console.table import size
+    from deploy.console.status_screen import size
     from deploy.serving import journal as files
 
     with exit_on_errors(PROGRAM, RuntimeError):
@@ -27,7 +27,7 @@ def journal(context: typer.Context, host: Host = None, port: Port = None, config
 def clear(host: Host = None, port: Port = None, config: Config = None) -> None:
     """Delete the journal, with all stored responses. A server that runs begins a new one; answers that it is
     giving go on in its memory."""
-    from deploy.console.table import size
+    from deploy.console.status_screen import size
     from deploy.serving import journal as files
 
     with exit_on_errors(PROGRAM, RuntimeError):

@@ -47,7 +47,7 @@ def ls() -> None:
 
     from rich.console import Console
 
-    from deploy.console.table import size
+    from deploy.console.status_screen import size
     from deploy.machine import hub
 
     held = hub.held()
@@ -68,7 +68,7 @@ def rm(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
     """Remove models from this machine."""
-    from deploy.console.table import size
+    from deploy.console.status_screen import size
     from deploy.machine import hub
     from protocol.settings import reader as settings
 
@@ -85,7 +85,7 @@ def rm(
 
 def suggested() -> None:
     """List models that fit this machine: weights, the context that then fits, and the expected speed."""
-    from deploy.console.table import size
+    from deploy.console.status_screen import size
     from deploy.machine import facts, suggestions
 
     room, chip = facts.read_memory(gpu_bytes=facts.gpu_bytes()).for_model, facts.chip_name()

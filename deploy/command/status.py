@@ -27,7 +27,7 @@ def status(
 
     from rich.console import Console
 
-    from deploy.console import http, table
+    from deploy.console import http, status_screen
     from protocol.settings import reader as settings
 
     console = Console()
@@ -36,9 +36,9 @@ def status(
             if as_json:
                 console.print_json(data=http.get(client, "/v1/status"))
             elif once or not console.is_terminal:
-                table.show(console, lambda: http.get(client, "/v1/status"))
+                status_screen.show(console, lambda: http.get(client, "/v1/status"))
             else:
-                table.watch(console, lambda: http.get(client, "/v1/status"), every, Event())
+                status_screen.watch(console, lambda: http.get(client, "/v1/status"), every, Event())
     except KeyboardInterrupt:
         raise typer.Exit(0) from None
     except (http.ConsoleError, settings.SettingsError, OSError) as error:

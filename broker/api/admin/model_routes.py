@@ -18,7 +18,7 @@ from broker.dispatch.dispatcher import Dispatcher
 from broker.dispatch.fleet import ModelEntry, unknown_model
 from broker.middleware.json_response import JsonResponse
 from broker.requests.request_body import read_body
-from broker.requests.watching import changes_of, check_watchers
+from broker.requests.status_streams import changes_of, check_watchers
 from broker.state import gateway_of
 from protocol.adapters import SEPARATOR
 from protocol.errors import adapter_not_found

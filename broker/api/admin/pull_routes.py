@@ -12,7 +12,7 @@ from starlette.routing import Route
 from broker.api.admin.body import read_choice
 from broker.middleware.json_response import JsonResponse
 from broker.requests.request_body import read_body
-from broker.requests.watching import changes_of, check_watchers
+from broker.requests.status_streams import changes_of, check_watchers
 from broker.state import gateway_of
 from protocol.supervisor_messages import PullState
 

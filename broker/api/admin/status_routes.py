@@ -21,7 +21,7 @@ from broker.dialects.body import encode
 from broker.dispatch.history import SAMPLE_S
 from broker.middleware.auth import STATUS_STREAM
 from broker.middleware.json_response import JsonResponse
-from broker.requests.watching import check_watchers, watching
+from broker.requests.status_streams import check_watchers, watching
 from broker.state import GatewayState, gateway_of
 
 

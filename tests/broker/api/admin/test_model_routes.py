@@ -113,7 +113,7 @@ async def test_a_pinned_model_stays_until_it_is_unpinned(house: House) -> None:
 async def test_a_streamed_order_reports_each_change_until_it_is_carried_out(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.requests.watching.LOOK_S", 0.0)
+    monkeypatch.setattr("broker.requests.status_streams.LOOK_S", 0.0)
     catalogue = spare(house).line.dispatcher.catalogue
     loading = house.post("/v1/models/load", model="org/spare", stream=True)
     await loading.holds(b'"state":"unloaded"')
@@ -134,7 +134,7 @@ async def test_a_streamed_order_reports_each_change_until_it_is_carried_out(
 async def test_a_streamed_order_is_kept_alive_and_ends_with_a_failure_or_at_its_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("broker.requests.watching.LOOK_S", 0.0)
+    monkeypatch.setattr("broker.requests.status_streams.LOOK_S", 0.0)
     house = spare(House(keepalive_s=0.001))
     loading = house.post("/v1/models/load", model="org/spare", stream=True)
     await loading.holds(b": keep-alive")

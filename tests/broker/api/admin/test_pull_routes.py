@@ -20,7 +20,7 @@ def state(id: str, stage: PullStage = "running", failure: str = "", done: int = 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.requests.watching.LOOK_S", 0.0)
+    monkeypatch.setattr("broker.requests.status_streams.LOOK_S", 0.0)
 
 
 async def test_a_download_is_ordered_reported_as_events_and_listed() -> None:

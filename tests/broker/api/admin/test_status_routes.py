@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from broker.dispatch.traffic import PATH_CHARS_MAX
-from broker.requests.watching import WATCHERS_MAX
+from broker.requests.status_streams import WATCHERS_MAX
 from protocol.types import RequestStatus
 from tests.broker.application import House
 from tests.broker.asgi import until

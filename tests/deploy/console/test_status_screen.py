@@ -10,7 +10,7 @@ from rich.console import Console
 from broker.api.admin import report
 from broker.api.admin.report import StatusSnapshot
 from broker.dispatch.traffic import HttpCounters
-from deploy.console import table
+from deploy.console import status_screen
 from protocol.messages import Heartbeat, Loading
 from protocol.supervisor_messages import ModelState, ModelStates
 from protocol.types import RequestStatus, Resources
@@ -27,7 +27,7 @@ def status(line: Line) -> dict[str, Any]:
 def shown(document: dict[str, Any], width: int = 160) -> str:
     console = Console(width=width, force_terminal=False)
     with console.capture() as capture:
-        console.print(table.screen(document))
+        console.print(status_screen.screen(document))
     return capture.get()
 
 
@@ -96,7 +96,7 @@ def test_requests_are_shown_where_they_stand_and_what_became_of_the_last() -> No
 
 def test_batches_a_long_queue_and_a_model_that_is_away_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     line = busy()
-    monkeypatch.setattr(table, "REQUESTS_SHOWN_MAX", 2)
+    monkeypatch.setattr(status_screen, "REQUESTS_SHOWN_MAX", 2)
     line.serving("w")
     for number in range(5):
         line.submit(request(f"chat-{number}"))
@@ -117,5 +117,6 @@ def test_batches_a_long_queue_and_a_model_that_is_away_are_shown(monkeypatch: py
 
 
 def test_a_sparkline_has_gaps_where_nothing_was_measured() -> None:
-    assert table.spark([0.0, None, 4.0, 8.0]) == f"{table._BARS[0]} {table._BARS[4]}{table._BARS[-1]}"
-    assert table.spark([None, 0.0]) == f" {table._BARS[0]}"
+    bars = status_screen._BARS
+    assert status_screen.spark([0.0, None, 4.0, 8.0]) == f"{bars[0]} {bars[4]}{bars[-1]}"
+    assert status_screen.spark([None, 0.0]) == f" {bars[0]}"

@@ -1,4 +1,4 @@
-"""Event streams of clients that watch the gateway or an order, bounded in number."""
+"""Event streams of the status and of orders, bounded in number."""
 
 from __future__ import annotations
 
