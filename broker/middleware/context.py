@@ -1,4 +1,4 @@
-"""Request context: the facts of one request, which the routes pass on as an argument."""
+"""Request context: the facts of one request, and all of them that its scope has."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import hashlib
 import re
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from broker.answers.answer import Answer
 from broker.middleware.media_memory import MediaLease, MediaMemory
 from protocol.common.api_keys import ApiKey
 
@@ -28,7 +30,7 @@ _SALT = secrets.token_bytes(16)
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """Request context: what is known of a request before its body is read."""
+    """Request context: a value; what is learned later makes a new one, by `update_context`."""
 
     id: str
     """Sent back to the client, so that the request can be found in the log."""
@@ -41,6 +43,10 @@ class RequestContext:
     is_batch_line: bool = False
     """Whether it is a line of a batch. These have the lowest priority, do not count for the limits of
     interactive requests, and are not stored as responses: the batch has their results."""
+    body: bytes | None = None
+    """Its body, if that was read before its endpoint runs, or is captured by an inspection."""
+    answer: Answer | None = None
+    """The durable answer that its idempotency key stands for; None: it has no key."""
 
     @property
     def owner(self) -> str:
@@ -66,6 +72,11 @@ def context_of(request: Mapping[str, Any]) -> RequestContext:
     """Return the context of a request or its scope, which has passed `RequestContextMiddleware`."""
     context: RequestContext = request[CONTEXT]
     return context
+
+
+def update_context(request: Request, *, body: bytes | None, answer: Answer | None) -> None:
+    """Give a request a context with this body and answer."""
+    request.scope[CONTEXT] = replace(context_of(request), body=body, answer=answer)
 
 
 def request_id(scope: Scope) -> str:

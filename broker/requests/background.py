@@ -22,7 +22,7 @@ from broker.dispatch.fleet import Target
 from broker.middleware.context import context_of
 from broker.requests import durable
 from broker.requests.answer_response import AnswerResponse
-from broker.requests.durable import Described
+from broker.requests.durable import Described, clock_of, keeper
 from broker.requests.generation import configured, open_flights
 from broker.state import GatewayState, gateway_of
 from protocol.errors import Code, RequestError
@@ -44,7 +44,6 @@ def begin(
     message: Generate,
     frames: list[bytes],
     rendering: ResponseRendering,
-    builder: ResponseBuilder,
     described: Described,
     body_bytes: int,
 ) -> ASGIApp:
@@ -55,10 +54,9 @@ def begin(
         raise RequestError(Code.TEXT_GENERATION_BUSY, refusal, retry_after_s=60.0)
     low = min(message.priority + BACKGROUND_PRIORITY, PRIORITY_RANGE[1])
     requests = configured(gateway, context, target, [replace(message, priority=low)])
-    claimed: Answer | None = getattr(asked.state, "answer", None)
-    answer = gateway.answers.new(context.owner) if claimed is None else claimed
+    answer = context.answer or gateway.answers.new(context.owner)
     answer.in_background, answer.nbytes = True, body_bytes + sum(map(len, frames))
-    asked.state.answer = answer
+    builder = rendering.builder(clock_of(answer), keeper(gateway, context.owner, described))
     renderer = introduce(gateway, answer, rendering, builder, described.before)
     recorder = durable.record(gateway, answer, described, requests, frames, target.model)
     answer.begin(renderer)

@@ -55,6 +55,11 @@ def keeper(gateway: GatewayState, owner: str, described: Described) -> Callable[
     return keep
 
 
+def clock_of(answer: Answer | None) -> Callable[[], float]:
+    """Return the clock of what is rendered: the time of the latest output, as recorded if it is."""
+    return time.time if answer is None else lambda: answer.at or time.time()
+
+
 def record(
     gateway: GatewayState,
     answer: Answer,

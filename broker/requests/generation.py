@@ -18,7 +18,7 @@ from broker.dialects.normalize import Conversation
 from broker.dialects.renderers import Renderer
 from broker.dispatch.fleet import Target
 from broker.dispatch.flight import Flight
-from broker.middleware.context import RequestContext, context_of
+from broker.middleware.context import RequestContext, context_of, update_context
 from broker.middleware.limits import KeyConcurrency
 from broker.requests import access_log, durable
 from broker.requests.answer_response import AnswerResponse
@@ -45,22 +45,22 @@ async def take_body(
     Raises `RequestError`, before any of the body is read if the server is at capacity. `may_wait`: returns
     whether a request with this body may be queued then; it is read first.
     """
-    gateway = gateway_of(request)
-    is_limited = not context_of(request).is_batch_line
+    gateway, context = gateway_of(request), context_of(request)
+    is_limited = not context.is_batch_line
     if is_limited and may_wait is None:
         check_room(gateway.dispatcher)
     raw = await whole_body(request)
     if is_limited and may_wait is not None and not may_wait(raw):
         check_room(gateway.dispatcher)
     if gateway.inspection is not None:
-        request.state.body = raw
+        update_context(request, body=raw, answer=context.answer)
     return await gateway.offload.work(len(raw), partial(read, raw)), raw
 
 
 async def whole_body(request: Request) -> bytes:
     """Return the body's bytes, read now or before. Raises `RequestError` if they are too many."""
-    kept: bytes | None = getattr(request.state, "body", None)
-    return await read_body(request, gateway_of(request).settings.body_bytes_max) if kept is None else kept
+    body = context_of(request).body
+    return await read_body(request, gateway_of(request).settings.body_bytes_max) if body is None else body
 
 
 async def ask(
@@ -111,11 +111,11 @@ def respond(
     `described`: what a journal needs to render it again. Raises `RequestError` if the model cannot perform
     the task, or the request is not admitted.
     """
-    gateway = gateway_of(request)
-    requests = configured(gateway, context_of(request), target, requests)
-    answer: Answer = getattr(request.state, "answer", None) or Answer(scheduler())
+    gateway, context = gateway_of(request), context_of(request)
+    requests = configured(gateway, context, target, requests)
+    answer = context.answer or Answer(scheduler())
     open_flights(request, target, requests, frames, answer, renderer, prompts=prompts)
-    answer.nbytes += len(getattr(request.state, "body", b"")) + sum(map(len, frames))
+    answer.nbytes += len(context.body or b"") + sum(map(len, frames))
     if answer.is_durable and described is not None:
         durable.record(gateway, answer, described, requests, frames, target.model, prompts=prompts)
     return AnswerResponse(answer, gateway.settings.keepalive_s)
@@ -162,8 +162,7 @@ def open_flights(
     flights: AbstractContextManager[Sequence[Flight]]
     flights = limits.submit(context.key, target.worker, requests, frames, answer.refuse)
     if gateway.inspection is not None:
-        body = getattr(request.state, "body", b"")
-        flights = gateway.inspection.keeping(request.url.path, body, flights)
+        flights = gateway.inspection.keeping(request.url.path, context.body or b"", flights)
     on_end = partial(access_log.log_end, context.id, context.key.name if context.key else "")
     opening = partial(opening_headers, prompts)
     answer.open(OpenFlights(flights, opening=opening, on_end=on_end), renderer)

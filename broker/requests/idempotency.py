@@ -14,7 +14,7 @@ from hashlib import sha256
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from broker.middleware.context import context_of
+from broker.middleware.context import context_of, update_context
 from broker.requests.answer_response import AnswerResponse
 from broker.requests.generation import whole_body
 from broker.state import gateway_of
@@ -54,7 +54,7 @@ async def _join(request: Request, key: str, endpoint: Endpoint) -> ASGIApp:
     answer, is_new = gateway.answers.claim(owner, key, digest)
     if not is_new:
         return AnswerResponse(answer, gateway.settings.keepalive_s)
-    request.state.answer, request.state.body = answer, raw
+    update_context(request, body=raw, answer=answer)
     error: RequestError | None = RequestError(Code.INTERNAL_ERROR)
     try:
         response, error = await endpoint(request), None
@@ -65,6 +65,6 @@ async def _join(request: Request, key: str, endpoint: Endpoint) -> ASGIApp:
         if error is not None:
             answer.fail(error)  # for those who have joined it meanwhile
             gateway.answers.drop(answer)
-        if gateway.inspection is None:
-            del request.state.body
+        if gateway.inspection is None:  # else the body is kept in any case
+            update_context(request, body=None, answer=answer)
     return response

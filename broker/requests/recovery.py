@@ -23,7 +23,7 @@ from broker.dispatch.flight import Flight
 from broker.journal.file import Delete, Entry, Put
 from broker.journal.journal import Journal
 from broker.requests import access_log, background
-from broker.requests.durable import Described, fingerprint, keeper, recorder_of
+from broker.requests.durable import Described, clock_of, fingerprint, keeper, recorder_of
 from broker.requests.opening_headers import opening_headers
 from broker.state import GatewayState
 from protocol.errors import RequestError
@@ -177,7 +177,7 @@ def _renderer(
         keep = keeper(gateway, answer.owner, described)
         if is_over and (not told.keeps or gateway.journal.read(store.name(answer.owner, rendering.id))):
             keep = None  # it was done already
-        builder = rendering.builder(lambda: answer.at or time.time(), keep)
+        builder = rendering.builder(clock_of(answer), keep)
         if told.background:
             return background.introduce(gateway, answer, rendering, builder, described.before)
         background.register(gateway, (answer.owner, rendering.id), answer, builder)

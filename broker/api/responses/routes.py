@@ -13,7 +13,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from broker.answers.answer import Answer
 from broker.api.rendering import ResponseRendering
 from broker.api.responses import body, compaction, conversations, history, listing, request
 from broker.api.responses.answer import ResponseBuilder
@@ -26,7 +25,7 @@ from broker.dispatch.fleet import Target
 from broker.middleware.context import context_of
 from broker.middleware.json_response import JsonResponse
 from broker.requests import background
-from broker.requests.durable import Described, keeper
+from broker.requests.durable import Described, clock_of, keeper
 from broker.requests.generation import ask, respond, take_body
 from broker.requests.idempotency import keyed
 from broker.state import GatewayState, gateway_of
@@ -76,21 +75,14 @@ async def create(asked: Request) -> ASGIApp:
     )
     before = (*recalled.before, StoredItems.of(listed(recalled.items, stem)))
     described = Described(rendering, before, keeps=kept, conversation=read.conversation_id)
-    builder = rendering.builder(partial(_clock, asked), keeper(gateway, owner, described))
     if read.background:
-        return background.begin(asked, target, message, frames, rendering, builder, described, len(raw))
-
+        return background.begin(asked, target, message, frames, rendering, described, len(raw))
+    builder = rendering.builder(clock_of(context.answer), keeper(gateway, owner, described))
     response = respond(
         asked, target, [message], frames, rendering.of(builder), prompts=1, described=described
     )
     background.register(gateway, (owner, id), response.answer, builder)
     return response
-
-
-def _clock(asked: Request) -> float:
-    """Return the time of the latest output, as recorded if it is, so that it is rendered the same again."""
-    answer: Answer | None = getattr(asked.state, "answer", None)
-    return (answer.at if answer is not None else 0.0) or time.time()
 
 
 def _names_background(raw: bytes) -> bool:
