@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from broker.api.rendering import Rendering
-from broker.dispatch.checkpoint import AttemptRecord, Checkpoint
+from broker.dispatch.checkpoint import Checkpoint
 from broker.dispatch.flight import Item
 from protocol.errors import Code
 from protocol.messages import Accepted, Failed, Finished, PrefixHit, PromptLogprobs
@@ -29,7 +29,7 @@ class AnswerRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     rendering: Rendering
     checkpoints: list[Checkpoint]
-    """One for each choice; their tokens and what else follows from the output is in the pieces."""
+    """One for each choice, whose output is in the pieces."""
     at: float
     """When the checkpoints were taken."""
     owned_by: str = ""
@@ -178,54 +178,3 @@ class PieceCollector:
             reasoning = run.reasoning if any(run.reasoning) else []
             run = replace(run, counts=counts, reasoning=reasoning)
             self._pieces.append(encode(Piece(at=self._at, choice=self._choice, deltas=run)))
-
-
-def bare(checkpoint: Checkpoint) -> Checkpoint:
-    """Return a checkpoint without what follows from the output."""
-    attempt = checkpoint.attempt
-    if attempt is not None:
-        attempt = replace(attempt, accepted=False, reused=False, deltas=0, scored=0)
-    return replace(
-        checkpoint,
-        tokens=[],
-        scored=0,
-        accepted=False,
-        prompt_tokens=0,
-        relaxed=[],
-        reuse=None,
-        attempt=attempt,
-    )
-
-
-def advanced(checkpoint: Checkpoint, items: Iterable[Item]) -> Checkpoint:
-    """Return a checkpoint that was `bare`, with the output so far."""
-    for item in items:
-        attempt = checkpoint.attempt
-        is_own = attempt is not None and getattr(item, "id", "") == attempt.id
-        if attempt is not None and is_own:
-            checkpoint = replace(checkpoint, attempt=_advanced(attempt, item))
-        match item:
-            case Accepted():
-                checkpoint = replace(
-                    checkpoint, accepted=True, prompt_tokens=item.prompt_tokens, relaxed=item.relaxed
-                )
-            case PrefixHit():
-                checkpoint = replace(checkpoint, reuse=item.reuse)
-            case PromptLogprobs():
-                checkpoint = replace(checkpoint, scored=checkpoint.scored + len(item.tokens))
-            case Delta():
-                checkpoint.tokens.extend(item.tokens)
-    return checkpoint
-
-
-def _advanced(attempt: AttemptRecord, item: Item) -> AttemptRecord:
-    match item:
-        case Accepted():
-            return replace(attempt, accepted=True)
-        case PrefixHit():
-            return replace(attempt, reused=True)
-        case PromptLogprobs():
-            return replace(attempt, scored=attempt.scored + 1)
-        case Delta():
-            return replace(attempt, deltas=item.sequence + 1)
-    return attempt

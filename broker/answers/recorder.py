@@ -77,7 +77,7 @@ class AnswerRecorder(AnswerObserver):
         for choice, flight in self._flights.items():
             self._attempts[choice] = flight.attempt
             if flight.terminal is None:
-                taken[choice] = record.bare(self._checkpoint(flight))
+                taken[choice] = self._checkpoint(flight)
         self._told = replace(self._told, checkpoints=taken, at=self._wall())
 
     def on_items(self, choice: int, items: list[Item]) -> None:

@@ -1,31 +1,25 @@
-"""Checkpoint: what a flight needs to continue after the gateway's death, as a value that can be stored. Pure.
+"""Checkpoint: what a flight needs to continue after the gateway's death, beside its output. Pure.
 
 `checkpoint_of` takes one from a flight, `flight_of` makes the flight again in another dispatcher (see
-`Dispatcher.restore`). The worker that gets the flight next replays `tokens` through its output processor, so
-neither text nor text that was held back is stored. Between two checkpoints only these fields change with the
-output, so a journal may keep them itself and put them in with `msgspec.structs.replace`:
+`Dispatcher.restore`) from it and the output that was delivered. The worker that gets the flight next replays
+its tokens through its output processor, so text that was held back is not needed.
 
-* an `Accepted` sets `accepted`, `prompt_tokens` and `relaxed`, and a `PrefixHit` sets `reuse`;
-* a `Delta` adds its `tokens`, and one to `attempt.deltas`;
-* `PromptLogprobs` add the number of their tokens to `scored`, and one to `attempt.scored`;
-* an `EmbeddingChunk` adds its `places` to `answered`, and one to `attempt.deltas`.
-
-All others change when the flight is dispatched, loses its worker, or is restored: take a new checkpoint then.
-One that is behind costs repeated work and no text: the missing tokens are generated again, with the same
+All fields change only when the flight is dispatched, loses its worker, or is restored: take a new checkpoint
+then. Output that is missing costs repeated work and no text: its tokens are generated again, with the same
 result, because the random number of a position depends only on the seed and that position.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from broker.dispatch.flight import TOKENS_MAX, Attempt, Flight
+from broker.dispatch.flight import TOKENS_MAX, Attempt, Flight, Item
 from protocol.errors import Code
 from protocol.messages import Request
-from protocol.types import Count, Id, Name, PrefixReuse, Seconds, Token
+from protocol.types import Count, Id, Name, Seconds
 
 RESTORES_MAX = 8
 """Maximum restorations of a flight in a row without progress in between. A request that ends its gateway
@@ -43,10 +37,6 @@ class AttemptRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     id: Id
     worker: Id
-    accepted: bool = False
-    reused: bool = False
-    deltas: Count = 0
-    scored: Count = 0
 
 
 class Checkpoint(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -65,23 +55,11 @@ class Checkpoint(Struct, frozen=True, kw_only=True, omit_defaults=True):
     identity: str = ""
     plan: str = ""
     continued_by: str = ""
-    accepted: bool = False
-    prompt_tokens: Count = 0
-    relaxed: list[Name] = []
     tokens_max: Count = TOKENS_MAX
-    tokens: list[Token] = []
-    scored: Count = 0
-    answered: list[Count] = []
-    reuse: PrefixReuse | None = None
     crash_count: Count = 0
     restores: Count = 0
     restored_at: Count = 0
     adapter_digest: Name = ""
-
-    @property
-    def reached(self) -> int:
-        """The flight's progress, with the prompt tokens that have logprobs."""
-        return self.scored + len(self.tokens) + len(self.answered)
 
 
 def checkpoint_of(flight: Flight, now: float) -> Checkpoint:
@@ -93,18 +71,11 @@ def checkpoint_of(flight: Flight, now: float) -> Checkpoint:
         age_s=max(0.0, now - flight.opened_at),
         key=flight.key,
         attempts=flight.attempts,
-        attempt=None if attempt is None else record_of(attempt),
+        attempt=None if attempt is None else AttemptRecord(id=attempt.id, worker=attempt.worker),
         identity=flight.identity,
         plan=flight.plan,
         continued_by=flight.continued_by,
-        accepted=flight.accepted,
-        prompt_tokens=flight.prompt_tokens,
-        relaxed=list(flight.relaxed),
         tokens_max=flight.tokens_max,
-        tokens=list(flight.tokens),
-        scored=flight.scored,
-        answered=sorted(flight.answered),
-        reuse=flight.reuse,
         crash_count=flight.crash_count,
         restores=flight.restores,
         restored_at=flight.restored_at,
@@ -112,39 +83,18 @@ def checkpoint_of(flight: Flight, now: float) -> Checkpoint:
     )
 
 
-def record_of(attempt: Attempt) -> AttemptRecord:
-    """Return the record of an attempt."""
-    return AttemptRecord(
-        id=attempt.id,
-        worker=attempt.worker,
-        accepted=attempt.accepted,
-        reused=attempt.reused,
-        deltas=attempt.deltas,
-        scored=attempt.scored,
-    )
-
-
-def attempt_of(record: AttemptRecord, now: float) -> Attempt:
-    """Return the attempt of a record."""
-    return Attempt(
-        record.id,
-        record.worker,
-        began_at=now,
-        accepted=record.accepted,
-        reused=record.reused,
-        deltas=record.deltas,
-        scored=record.scored,
-    )
-
-
 def flight_of(
-    checkpoint: Checkpoint, media: Sequence[bytes], now: float, elapsed_s: float, incarnation: str
+    checkpoint: Checkpoint,
+    output: Iterable[Item],
+    media: Sequence[bytes],
+    now: float,
+    elapsed_s: float,
+    incarnation: str,
 ) -> Flight:
     """Return the flight of a checkpoint that was taken `elapsed_s` ago, for the gateway `incarnation`.
 
     It waits for a worker, or has failed because it was restored too often.
     """
-    has_advanced = checkpoint.reached > checkpoint.restored_at
     flight = Flight(
         replace(checkpoint.request, incarnation=incarnation),
         checkpoint.model,
@@ -155,25 +105,21 @@ def flight_of(
         attempts=checkpoint.attempts,
         epoch=incarnation[:8],
         crash_count=checkpoint.crash_count,
-        restores=1 if has_advanced else checkpoint.restores + 1,
-        restored_at=checkpoint.reached,
         identity=checkpoint.identity,
         plan=checkpoint.plan,
         continued_by=checkpoint.continued_by,
-        relaxed=checkpoint.relaxed,
         tokens_max=checkpoint.tokens_max,
-        tokens=list(checkpoint.tokens),
-        accepted=checkpoint.accepted,
-        prompt_tokens=checkpoint.prompt_tokens,
-        scored=checkpoint.scored,
-        answered=set(checkpoint.answered),
-        reuse=checkpoint.reuse,
         adapter_digest=checkpoint.adapter_digest,
     )
     flight.enter("paused", now)
-    if checkpoint.attempt is not None:
-        flight.former = attempt_of(checkpoint.attempt, now)
+    former = earlier = Attempt("", "", began_at=now)
+    if (attempt := checkpoint.attempt) is not None:
+        flight.former = former = Attempt(attempt.id, attempt.worker, began_at=now)
         flight.adoptable_until = now + ADOPTION_S_MAX
+    for item in output:
+        flight.record(item, former if item.id == former.id else earlier)
+    flight.restored_at = flight.scored + flight.progress
+    flight.restores = 1 if flight.restored_at > checkpoint.restored_at else checkpoint.restores + 1
     if flight.restores > RESTORES_MAX:
         flight.fail(Code.INTERNAL_ERROR, RESTORED_TOO_OFTEN)
     return flight

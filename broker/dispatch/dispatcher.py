@@ -20,7 +20,7 @@ from broker.dispatch.checkpoint import Checkpoint, checkpoint_of, flight_of
 from broker.dispatch.failover import Failover, Send, listed
 from broker.dispatch.figures import ModelFigures
 from broker.dispatch.fleet import Fleet, HealthState, Target, UnloadedModel, Worker
-from broker.dispatch.flight import LONG_S, Flight, Flights
+from broker.dispatch.flight import LONG_S, Flight, Flights, Item
 from broker.dispatch.history import MetricsHistory
 from broker.dispatch.prompt_bound import check_prompt
 from broker.dispatch.routing import Routing
@@ -231,9 +231,14 @@ class Dispatcher:
 
     @contextmanager
     def restore(
-        self, checkpoints: Sequence[Checkpoint], media: Sequence[bytes], elapsed_s: float
+        self,
+        unfinished: Sequence[tuple[Checkpoint, Sequence[Item]]],
+        media: Sequence[bytes],
+        elapsed_s: float,
     ) -> Iterator[list[Flight]]:
         """Put the unfinished flights of one request back, as `submit` opened them in an earlier gateway.
+
+        `unfinished`: the checkpoint of each, and its output.
 
         `elapsed_s`: seconds since the checkpoints were taken. The flights were admitted, so they are not
         refused now: they wait for a worker like flights that have lost theirs. The context is that of
@@ -242,14 +247,14 @@ class Dispatcher:
         """
         if self._is_drained:
             raise RequestError(Code.SHUTTING_DOWN, retry_after_s=2.0)
-        if len(self.flights) + len(checkpoints) > RESTORED_FLIGHTS_MAX:
+        if len(self.flights) + len(unfinished) > RESTORED_FLIGHTS_MAX:
             raise self.admission.busy(list(self.flights), "Too many requests were restored at once")
         flights: list[Flight] = []
         try:
-            for checkpoint in checkpoints:
-                flight = flight_of(checkpoint, media, self._clock(), elapsed_s, self.incarnation)
-                flight.group = checkpoints[0].request.id
-                self.flights.restore(flight)
+            for checkpoint, output in unfinished:
+                flight = flight_of(checkpoint, output, media, self._clock(), elapsed_s, self.incarnation)
+                flight.group = unfinished[0][0].request.id
+                self.flights.add(flight)
                 flights.append(flight)
                 self.failover.counts["restored"] += 1
             self.failover.place()

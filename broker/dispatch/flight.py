@@ -248,9 +248,37 @@ class Flight:
         self.pending_excess = 0
         return items
 
-    def _push(self, item: Item) -> None:
+    def _push(self, item: Item, attempt: Attempt | None = None) -> None:
+        if attempt is not None:
+            self.record(item, attempt)
         self.pending.append(item)
         self.on_item()
+
+    def _advance(self, item: PromptLogprobs | Delta | EmbeddingChunk, attempt: Attempt, now: float) -> None:
+        """Deliver progress, which resets the counters of failures."""
+        if self.started_at is None:
+            self.started_at = now
+        self.resends, self.starved_by = 0, ""
+        self._push(item, attempt)
+
+    def record(self, item: Item, attempt: Attempt) -> None:
+        """Record output of an attempt, when it is delivered or read back."""
+        match item:
+            case Delta():
+                self.tokens += item.tokens
+                attempt.deltas += 1
+            case Accepted():
+                self.prompt_tokens, self.relaxed = item.prompt_tokens, item.relaxed
+                self.accepted = attempt.accepted = True
+            case PrefixHit():
+                self.reuse = item.reuse
+                attempt.reused = True
+            case PromptLogprobs():
+                self.scored += len(item.tokens)
+                attempt.scored += 1
+            case EmbeddingChunk():
+                self.answered.update(item.places)
+                attempt.deltas += 1
 
     def accept(self, message: Accepted) -> bool:
         """Record that the worker has accepted the request. Return whether it is the first to do so."""
@@ -259,9 +287,7 @@ class Flight:
         self.attempt.accepted = True
         if self.accepted:
             return False
-        self.accepted = True
-        self.prompt_tokens, self.relaxed = message.prompt_tokens, message.relaxed
-        self._push(message)
+        self._push(message, self.attempt)
         return True
 
     def reused(self, message: PrefixHit) -> bool:
@@ -280,15 +306,8 @@ class Flight:
             return False
         attempt.reused = True
         if self.reuse is None and not self.tokens:
-            self.reuse = message.reuse
-            self._push(message)
+            self._push(message, attempt)
         return True
-
-    def _advance(self, now: float) -> None:
-        """Record progress, which resets the counters of failures."""
-        if self.started_at is None:
-            self.started_at = now
-        self.resends, self.starved_by = 0, ""
 
     def score(self, message: PromptLogprobs, now: float) -> DeltaResult:
         """Accept logprobs of the next prompt tokens."""
@@ -296,49 +315,32 @@ class Flight:
             return DeltaResult.OVER
         if message.first != self.scored or not self.accepted:
             return DeltaResult.DUPLICATE if message.first < self.scored else DeltaResult.GAP
-        self._advance(now)
-        self.attempt.scored += 1
-        self.scored += len(message.tokens)
-        self._push(message)
+        self._advance(message, self.attempt, now)
         return DeltaResult.TAKEN
 
-    def accept_delta(self, delta: Delta, now: float) -> DeltaResult:
-        """Accept the next delta of the present attempt."""
-        attempt = self.attempt
+    def accept_delta(self, delta: Delta | EmbeddingChunk, now: float) -> DeltaResult:
+        """Accept the next delta of the present attempt, or vectors or scores of further texts."""
+        attempt, request = self.attempt, self.request
         if self.terminal is not None or attempt is None:
             return DeltaResult.OVER
         if delta.sequence != attempt.deltas:
             return DeltaResult.DUPLICATE if delta.sequence < attempt.deltas else DeltaResult.GAP
-        if not isinstance(self.request, Generate):
+        if isinstance(delta, EmbeddingChunk):
+            if not isinstance(request, Encode) or not _is_sound(delta, request.count, self.answered):
+                return DeltaResult.EXCESS
+        elif not isinstance(request, Generate):
             return DeltaResult.EXCESS
-        if self.request.echo and not self.is_scored:
+        elif request.echo and not self.is_scored:
             return DeltaResult.GAP
         # Workers send no deltas without tokens, but those must be bounded too.
-        if attempt.deltas >= self.tokens_max or len(self.tokens) + len(delta.tokens) > self.tokens_max:
+        elif attempt.deltas >= self.tokens_max or len(self.tokens) + len(delta.tokens) > self.tokens_max:
             return DeltaResult.EXCESS
-        if not self.is_collected and len(self.pending) + self.pending_excess >= PENDING_DELTAS_MAX:
+        elif not self.is_collected and len(self.pending) + self.pending_excess >= PENDING_DELTAS_MAX:
             self.fail(Code.CLIENT_TOO_SLOW)
             return DeltaResult.OVER
-        self._advance(now)
-        attempt.deltas += 1
-        self.tokens += delta.tokens
-        self.pending_excess += size_of(delta) // _DELTA_BYTES
-        self._push(delta)
-        return DeltaResult.TAKEN
-
-    def encode(self, message: EmbeddingChunk, now: float) -> DeltaResult:
-        """Accept embedding vectors or scores of further texts."""
-        attempt, request = self.attempt, self.request
-        if self.terminal is not None or attempt is None:
-            return DeltaResult.OVER
-        if message.sequence != attempt.deltas:
-            return DeltaResult.DUPLICATE if message.sequence < attempt.deltas else DeltaResult.GAP
-        if not isinstance(request, Encode) or not _is_sound(message, request.count, self.answered):
-            return DeltaResult.EXCESS
-        self._advance(now)
-        attempt.deltas += 1
-        self.answered.update(message.places)
-        self._push(message)
+        else:
+            self.pending_excess += size_of(delta) // _DELTA_BYTES
+        self._advance(delta, attempt, now)
         return DeltaResult.TAKEN
 
     def lacks(self, finished: Finished) -> bool:
@@ -410,15 +412,13 @@ class Flights:
 
     def open(self, request: Request, model: str, now: float, media: Sequence[bytes] = ()) -> Flight:
         """Open a flight that waits for a worker. Raises `ValueError` if its id is in use."""
-        if request.id in self._by_id:
-            raise ValueError(f"flight {request.id} is already open")
         flight = Flight(request, model, opened_at=now, waiting_since=now, media=media)
         flight.enter("queued", now)
-        self._by_id[request.id] = self._waiting[request.id] = flight
+        self.add(flight)
         return flight
 
-    def restore(self, flight: Flight) -> None:
-        """Add a flight that was restored from a checkpoint. Raises `ValueError` if its id is in use."""
+    def add(self, flight: Flight) -> None:
+        """Add a flight that waits for a worker. Raises `ValueError` if its id is in use."""
         if flight.id in self._by_id:
             raise ValueError(f"flight {flight.id} is already open")
         self._by_id[flight.id] = self._waiting[flight.id] = flight

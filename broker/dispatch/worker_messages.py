@@ -29,7 +29,6 @@ from protocol.messages import (
     StepOutputs,
 )
 from protocol.tasks import runs_nothing
-from protocol.types import Delta
 
 log = logging.getLogger(__name__)
 
@@ -101,47 +100,29 @@ class WorkerMessages:
 
     def score(self, message: PromptLogprobs) -> None:
         """Handle prompt logprobs."""
-        flight = self._flight(message.id, message.incarnation)
-        if flight is None:
-            return
-        match flight.score(message, self._clock()):
-            case DeltaResult.TAKEN:
-                if flight.is_suspect:
-                    self._failover.on_progress(flight)
-            case DeltaResult.DUPLICATE:
-                self._dropped["double"] += 1
-            case DeltaResult.GAP:
-                self._dropped["gap"] += 1
-                self._failover.resend(flight, f"messages were lost before prompt token {message.first}")
+        flight = self._open_flight(message.id, message.incarnation)
+        if flight is not None:
+            self._settle(flight, flight.score(message, self._clock()), f"prompt token {message.first}")
 
     def encode(self, message: EmbeddingChunk) -> None:
         """Handle embedding vectors or scores."""
-        flight = self._flight(message.id, message.incarnation)
-        if flight is None:
-            return
-        match flight.encode(message, self._clock()):
-            case DeltaResult.TAKEN:
-                if flight.is_suspect:
-                    self._failover.on_progress(flight)
-            case DeltaResult.DUPLICATE:
-                self._dropped["double"] += 1
-            case DeltaResult.GAP:
-                self._dropped["gap"] += 1
-                self._failover.resend(flight, f"messages were lost before chunk {message.sequence}")
-            case DeltaResult.EXCESS:
-                self._dropped["beyond"] += 1
-                self._failover.resend(flight, "it got vectors of unknown or already answered texts")
+        flight = self._open_flight(message.id, message.incarnation)
+        if flight is not None:
+            excess = "vectors of unknown or already answered texts"
+            result = flight.accept_delta(message, self._clock())
+            self._settle(flight, result, f"chunk {message.sequence}", excess)
 
     def accept_outputs(self, worker: Worker, message: StepOutputs) -> None:
         """Handle the outputs of a step."""
         now, taken, first_tokens, tokens = self._clock(), 0, 0, 0
         for delta in message.deltas:
-            flight = self._flight(delta.id, message.incarnation)
-            if flight is None or flight.terminal is not None:
+            flight = self._open_flight(delta.id, message.incarnation)
+            if flight is None:
                 continue
-            gain = flight.accept_delta(delta, now)
-            if gain is not DeltaResult.TAKEN:
-                self._not_accepted(flight, delta, gain)
+            result = flight.accept_delta(delta, now)
+            if result is not DeltaResult.TAKEN:
+                excess = f"more than {flight.tokens_max} tokens"
+                self._settle(flight, result, f"delta {delta.sequence}", excess)
                 continue
             taken += 1
             tokens += len(delta.tokens)
@@ -155,17 +136,22 @@ class WorkerMessages:
         if taken:
             self._traffic.stepped(worker, now, pieces=taken, first_tokens=first_tokens, tokens=tokens)
 
-    def _not_accepted(self, flight: Flight, delta: Delta, gain: DeltaResult) -> None:
-        match gain:
+    def _settle(self, flight: Flight, result: DeltaResult, place: str, excess: str = "") -> None:
+        """Act on the outcome of accepting output. `place`: where it belongs; `excess`: what it is, if the
+        request cannot have it."""
+        match result:
+            case DeltaResult.TAKEN:
+                if flight.is_suspect:
+                    self._failover.on_progress(flight)
             case DeltaResult.DUPLICATE:
                 self._dropped["double"] += 1
             case DeltaResult.GAP:
                 self._dropped["gap"] += 1
-                self._failover.resend(flight, f"messages were lost before delta {delta.sequence}")
+                self._failover.resend(flight, f"messages were lost before {place}")
             case DeltaResult.EXCESS:
                 self._dropped["beyond"] += 1
-                self._failover.resend(flight, f"it got more than {flight.tokens_max} tokens")
-            case _:
+                self._failover.resend(flight, f"it got {excess}")
+            case DeltaResult.OVER:
                 log.warning("%s is cancelled: its client reads too slowly", flight.id, extra=about(flight.id))
                 self._failover.cancel(flight)
 
@@ -188,6 +174,11 @@ class WorkerMessages:
         if flight is None:
             self._dropped["no_flight"] += 1
         return flight
+
+    def _open_flight(self, id: str, worker: str) -> Flight | None:
+        """Return a flight that takes output; None if it has ended."""
+        flight = self._flight(id, worker)
+        return None if flight is None or flight.terminal is not None else flight
 
 
 # --- reconcile heartbeats with flights -----------------------------------------------------------------

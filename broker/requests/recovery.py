@@ -19,7 +19,7 @@ from broker.api.rendering import ResponseRendering
 from broker.api.responses import store
 from broker.api.responses.store import StoredItems
 from broker.dialects.renderers import Renderer
-from broker.dispatch.flight import Flight
+from broker.dispatch.flight import Flight, Item
 from broker.journal.file import Delete, Entry, Put
 from broker.journal.journal import Journal
 from broker.requests import access_log, background
@@ -153,14 +153,12 @@ def _flights(
     media: Sequence[bytes],
 ) -> AbstractContextManager[Sequence[Flight]]:
     """Return the context of the flights that continue the answer."""
-    checkpoints = [
-        record.advanced(
-            told.checkpoints[choice],
-            [item for piece in pieces if piece.choice == choice for item in piece.items],
-        )
-        for choice in unfinished
-    ]
-    return gateway.dispatcher.restore(checkpoints, media, max(0.0, time.time() - told.at))
+    output: dict[int, list[Item]] = {choice: [] for choice in unfinished}
+    for piece in pieces:
+        if piece.choice in output:
+            output[piece.choice] += piece.items
+    flights = [(told.checkpoints[choice], items) for choice, items in output.items()]
+    return gateway.dispatcher.restore(flights, media, max(0.0, time.time() - told.at))
 
 
 def _renderer(

@@ -19,7 +19,7 @@ from broker.answers.open_flights import OpenFlights
 from broker.answers.record import AnswerRecord, DeltaRun, Piece, PieceCollector
 from broker.answers.recorder import AnswerRecorder
 from broker.api.rendering import ChatRendering
-from broker.dispatch.checkpoint import Checkpoint, checkpoint_of
+from broker.dispatch.checkpoint import Checkpoint, checkpoint_of, flight_of
 from broker.dispatch.flight import Flight, Flights, Item
 from broker.journal.file import Append, Operation, Put, Replace
 from protocol.types import CallDelta, Delta, TokenLogprob
@@ -165,8 +165,8 @@ def test_output_of_an_attempt_is_written_before_the_record_of_the_next_one() -> 
     assert replaced[0] is not None
     last, read = record.decode(replaced[0], pieces)
     items = [item for piece in read for item in piece.items]
-    restored = record.advanced(last.checkpoints[0], items)
-    assert (restored.tokens, restored.attempt and restored.attempt.deltas) == ([1, 1, 1], 1)
+    restored = flight_of(last.checkpoints[0], items, (), recording.now, 0.0, "next")
+    assert (restored.tokens, restored.former and restored.former.deltas) == ([1, 1, 1], 1)
 
 
 def test_of_an_answer_that_failed_nothing_more_is_written() -> None:

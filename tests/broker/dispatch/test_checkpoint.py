@@ -37,7 +37,7 @@ from protocol.messages import (
 from protocol.types import AdoptedRow, Delta, OrphanedRow, Sampling
 from tests.broker.dispatcher_line import FAILOVER_S, Line, code_of, ready, refusal, text_of
 from tests.broker.peers import ROWS, TOKENS, Peer, SimulatedLine, text_at
-from tests.factories import accepted, embed, encoded, events, finished, request, reused
+from tests.factories import accepted, delta, embed, encoded, events, finished, request, reused
 
 NEXT = "next-gateway"
 
@@ -47,34 +47,36 @@ def stored(checkpoint: Checkpoint) -> Checkpoint:
     return msgspec.msgpack.decode(msgspec.msgpack.encode(checkpoint), type=Checkpoint)
 
 
-def restore(line: Line, *checkpoints: Checkpoint, elapsed_s: float = 3.0) -> list[Flight]:
-    context = line.dispatcher.restore([stored(each) for each in checkpoints], (), elapsed_s)
+def restore(
+    line: Line, *checkpoints: Checkpoint, output: Sequence[Item] = (), elapsed_s: float = 3.0
+) -> list[Flight]:
+    context = line.dispatcher.restore([(stored(each), output) for each in checkpoints], (), elapsed_s)
     line.contexts.append(context)
     return context.__enter__()
 
 
-def begun(line: Line, id: str = "a") -> Flight:
-    """Return a flight with two tokens."""
+def begun(line: Line, id: str = "a") -> tuple[Flight, list[Item]]:
+    """Return a flight with two tokens, and its output."""
     line.serving("w1")
     flight = line.submit(request(id, prompt=id, sampling=Sampling(seed=77), deadline_s=60.0))
     line.say("w1", accepted("w1", id), reused("w1", id, 2), events("w1", id, "al", "l"))
-    flight.take()
-    return flight
+    return flight, flight.take()
 
 
 def restarted() -> tuple[Line, Flight]:
     """Return a gateway with a flight that the one before it had begun."""
     line, after = Line(), Line(incarnation=NEXT)
-    [flight] = restore(after, line.dispatcher.checkpoint(begun(line)))
+    flight, output = begun(line)
+    [flight] = restore(after, line.dispatcher.checkpoint(flight), output=output)
     return after, flight
 
 
 def test_a_restored_flight_goes_on_at_its_next_token_with_the_same_seed() -> None:
     line, after = Line(), Line(incarnation=NEXT)
     line.clock.now += 7
-    flight = begun(line)
+    flight, output = begun(line)
     line.clock.now += 7
-    [again] = restore(after, line.dispatcher.checkpoint(flight))
+    [again] = restore(after, line.dispatcher.checkpoint(flight), output=output)
     after.serving("w2")
     assert after.attempts_sent_to("w2") == []  # the worker that was running it may come
     after.clock.now += ADOPTION_S_MAX
@@ -96,9 +98,8 @@ def test_a_restored_flight_goes_on_at_its_next_token_with_the_same_seed() -> Non
 
 def test_vectors_that_were_answered_are_not_computed_again() -> None:
     line = Line(incarnation=NEXT)
-    [flight] = restore(
-        line, Checkpoint(request=embed(["a", "b", "c"]), model="m", accepted=True, answered=[1])
-    )
+    checkpoint = Checkpoint(request=embed(["a", "b", "c"]), model="m")
+    [flight] = restore(line, checkpoint, output=[accepted(), encoded(0, [1], bytes(8))])
     line.serving("w1")
     [sent] = line.sent_to("w1")[1:]
     assert getattr(sent, "answered", None) == [1]
@@ -124,7 +125,7 @@ def test_more_flights_than_a_gateway_holds_are_left_in_the_journal(monkeypatch: 
     line = Line(incarnation=NEXT)
     line.serving("w1")
     a, b, c = (Checkpoint(request=request(id), model="m") for id in "abc")
-    with line.dispatcher.restore([a, b], [b"image"], 0.0):
+    with line.dispatcher.restore([(a, []), (b, [])], [b"image"], 0.0):
         assert line.media["a~1.next-gat"] == [b"image"]
         assert refusal(restore, line, c).code is Code.TEXT_GENERATION_BUSY
         assert len(line.dispatcher.flights) == 2
@@ -151,19 +152,19 @@ def test_a_restored_flight_has_the_time_that_its_model_needs_to_load() -> None:
 
 
 def test_a_request_that_ends_every_gateway_fails_in_the_end() -> None:
-    checkpoint = Checkpoint(request=request("a"), model="m", tokens=[4])
+    checkpoint, output = Checkpoint(request=request("a"), model="m"), [accepted(), delta()]
     for _ in range(RESTORES_MAX):
         line = Line()
-        [flight] = restore(line, checkpoint)
+        [flight] = restore(line, checkpoint, output=output)
         assert flight.terminal is None
         checkpoint = line.dispatcher.checkpoint(flight)
     line = Line()
-    [flight] = restore(line, checkpoint)
+    [flight] = restore(line, checkpoint, output=output)
     assert isinstance(flight.terminal, Failed)
     assert flight.terminal.message == RESTORED_TOO_OFTEN
     line.serving("w1")
     assert line.attempts_sent_to("w1") == []
-    [flight] = restore(Line(), replace(checkpoint, tokens=[4, 5]))
+    [flight] = restore(Line(), checkpoint, output=[*output, delta(sequence=1)])
     assert flight.terminal is None
 
 
@@ -203,10 +204,10 @@ def test_a_row_is_adopted_where_the_checkpoint_ends() -> None:
     assert isinstance(flight.terminal, Finished)
     # One that cannot send its acceptance again is adopted only if the gateway has that.
     checkpoint = Checkpoint(request=request("a"), model="m", attempt=AttemptRecord(id="a", worker="w1"))
-    for accepted_before in (False, True):
+    for output in ([], [accepted("w1", "a")]):
         after = Line(incarnation=NEXT)
-        restore(after, replace(checkpoint, accepted=accepted_before))
-        assert bool(greet(after, "w1", OrphanedRow(id="a", deltas=3, first=0))) is accepted_before
+        restore(after, checkpoint, output=output)
+        assert bool(greet(after, "w1", OrphanedRow(id="a", deltas=3, first=0))) is bool(output)
 
 
 @pytest.mark.parametrize(
@@ -245,7 +246,7 @@ def test_a_reply_that_cannot_be_sent_adopts_nothing() -> None:
 def test_a_worker_that_loses_its_connection_goes_on_with_its_rows_unless_they_went_elsewhere() -> None:
     row = OrphanedRow(id="a", deltas=3, whole=True)
     line = Line()
-    flight = begun(line)
+    flight, _ = begun(line)
     line.dispatcher.lost("w1")
     line.sent.clear()
     assert greet(line, "w1", row) == [AdoptedRow(id="a", deltas=2, accepted=True, reused=True)]
@@ -341,9 +342,8 @@ class History:
         self.contexts = ExitStack()
         for answer in self.answers:
             if not answer.has_ended:
-                restored = self.line.dispatcher.restore([answer.checkpoint], (), 3.0)
+                restored = self.line.dispatcher.restore([(answer.checkpoint, answer.items)], (), 3.0)
                 [answer.flight] = self.contexts.enter_context(restored)
-                assert answer.flight.tokens == answer.checkpoint.tokens
         self.greet()
 
     def settle(self) -> None:

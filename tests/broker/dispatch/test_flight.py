@@ -320,32 +320,32 @@ UNSOUND: dict[str, EmbeddingChunk] = {
 @pytest.mark.parametrize("message", UNSOUND.values(), ids=UNSOUND)
 def test_invalid_embedding_chunk_is_rejected(message: EmbeddingChunk) -> None:
     flights, flight = opened()
-    flight.encode(part(0, 3), 11.0)
+    flight.accept_delta(part(0, 3), 11.0)
     flights.leave(flight, 12.0)
     flights.assign(flight, WORKER, 12.0)
-    assert flight.encode(message, 12.0) is DeltaResult.EXCESS
+    assert flight.accept_delta(message, 12.0) is DeltaResult.EXCESS
     assert flight.answered == {3}
 
 
 def test_the_next_leg_is_for_the_texts_that_are_left() -> None:
     flights, flight = opened()
     assert flight.accept_delta(delta(0), 11.0) is DeltaResult.EXCESS
-    assert flight.encode(part(0, 2, 0), 11.0) is DeltaResult.TAKEN
+    assert flight.accept_delta(part(0, 2, 0), 11.0) is DeltaResult.TAKEN
     flights.leave(flight, 12.0)
     request: Any = flights.assign(flight, "worker-2", 13.0)
     assert (request.id, request.answered) == ("a~2", [0, 2])
     assert isinstance(request, Embed)
-    assert flight.encode(part(0, 1, 3), 14.0) is DeltaResult.TAKEN
+    assert flight.accept_delta(part(0, 1, 3), 14.0) is DeltaResult.TAKEN
     assert not flight.lacks(finished())
     flight.end(finished())
-    assert flight.encode(part(2, 0), 15.0) is DeltaResult.OVER
+    assert flight.accept_delta(part(2, 0), 15.0) is DeltaResult.OVER
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(0, COUNT), max_size=3))))
 def test_whatever_a_worker_says_each_text_is_answered_once(said: list[tuple[int, list[int]]]) -> None:
     _, flight = opened()
     for sequence, places in said:
-        flight.encode(part(sequence, *places), 11.0)
+        flight.accept_delta(part(sequence, *places), 11.0)
     taken = [place for item in flight.take() if isinstance(item, EmbeddingChunk) for place in item.places]
     assert len(taken) == len(set(taken))
     assert set(taken) == flight.answered <= set(range(COUNT))
