@@ -57,12 +57,12 @@ def build(
     configured: GatewaySettings,
     api_keys_store: ApiKeys,
     fetch: Fetch | None = None,
-    foreman: SupervisorClient | None = None,
+    supervisor: SupervisorClient | None = None,
 ) -> tuple[GatewayState, ASGIApp]:
     """Build and connect the gateway's components. Raises `OwnedError`, `sockets.EndpointError`, `OSError` or
     `zmq.ZMQError`."""
     # Under a supervisor, that owns the state. An endpoint of its own is part of no server's state.
-    owns = foreman is None and not configured.endpoint
+    owns = supervisor is None and not configured.endpoint
     lock = ServerLock("roundhouse gateway", configured.host, configured.port) if owns else None
     endpoint = configured.endpoint or sockets.default_endpoint(configured.server)
     sockets.check_unused(endpoint)
@@ -85,7 +85,7 @@ def build(
             orphan_s=configured.orphan_timeout_s,
         ),
         end=link.end,
-        tell=foreman.send_desired if foreman else None,
+        tell=supervisor.send_desired if supervisor else None,
         routing=Routing(time.monotonic, configured.routing),
         host=os.uname().nodename,
     )
@@ -101,7 +101,7 @@ def build(
         batches=_batches(configured),
         journal=journal_at(_journal_path(configured), configured),
     )
-    app = create_app(gateway, link, foreman, _caffeine(configured.keep_awake))
+    app = create_app(gateway, link, supervisor, _inhibitor(configured.keep_awake))
     return gateway, app
 
 
@@ -138,7 +138,7 @@ def _batches(settings: GatewaySettings) -> BatchRunner | None:
     )
 
 
-def _caffeine(wanted: bool | None, platform: str = sys.platform) -> SleepInhibitor | None:
+def _inhibitor(wanted: bool | None, platform: str = sys.platform) -> SleepInhibitor | None:
     """Return the sleep inhibitor; None if the machine may sleep."""
     if not (platform == "darwin" if wanted is None else wanted):
         return None
@@ -163,7 +163,7 @@ def fetcher(configured: GatewaySettings, network: Network | None) -> Fetch | Non
 @exits_for_manager()
 def main(network: Network | None = None) -> int:
     """Run until a signal arrives. `network`: replaces the internet for media fetches, in tests."""
-    foreman = SupervisorClient.find(os.environ)
+    supervisor = SupervisorClient.find(os.environ)
     configured = settings.read_or_exit(
         GatewaySettings,
         "gateway",
@@ -171,7 +171,7 @@ def main(network: Network | None = None) -> int:
         os.environ,
         program="roundhouse gateway",
         about="Serve the OpenAI-compatible HTTP API for the connected workers.",
-        document=None if foreman is None or sys.argv[1:] else foreman.read_settings(),
+        document=None if supervisor is None or sys.argv[1:] else supervisor.read_settings(),
     )
     logs.setup("gateway", configured.log_format, configured.log_level, SPARSE)
     lifeline.follow_parent()
@@ -190,7 +190,7 @@ def main(network: Network | None = None) -> int:
     except (ListenError, KeysError, OSError) as error:
         settings.exit_with("gateway", error)
     try:
-        gateway, app = build(configured, api_keys_store, fetch, foreman)
+        gateway, app = build(configured, api_keys_store, fetch, supervisor)
     except OwnedError as error:
         settings.exit_with("gateway", f"the state of this address belongs to {error}")
     except (sockets.EndpointError, zmq.ZMQError, OSError) as error:
@@ -204,8 +204,8 @@ def main(network: Network | None = None) -> int:
     server = Server(config, gateway.dispatcher, configured.drain_timeout_s)
 
     def on_started() -> None:
-        if foreman is not None:
-            foreman.is_serving = True
+        if supervisor is not None:
+            supervisor.is_serving = True
             gateway.dispatcher.catalogue.update()
 
     server.on_started = on_started

@@ -1,6 +1,6 @@
 """Breadcrumbs: a worker's last known state, in a file that survives its crash.
 
-The supervisor passes its child a file, with the descriptor's number in ROUNDHOUSE_LOGBOOK_FD. The worker
+The supervisor passes its child a file, with the descriptor's number in ROUNDHOUSE_BREADCRUMBS_FD. The worker
 keeps one line in it, and the supervisor reads it after the child has ended. It has no prompt text.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import MutableMapping, Sequence
 
 from protocol.types import RequestStatus
 
-VARIABLE = "ROUNDHOUSE_LOGBOOK_FD"
+VARIABLE = "ROUNDHOUSE_BREADCRUMBS_FD"
 BYTES_MAX = 2048
 NAMED_MAX = 16
 

@@ -81,12 +81,12 @@ class ChannelWriter:
         self._line = line
         self._rest = b""
         self._next = b""
-        self._said: ModelStates | DesiredModels | None = None
+        self._latest: ModelStates | DesiredModels | None = None
 
     def send(self, message: ModelStates | DesiredModels) -> None:
         """Send `message`, unless it equals the last one."""
-        if message != self._said:
-            self._said = message
+        if message != self._latest:
+            self._latest = message
             self._next = msgspec.json.encode(message) + b"\n"
         self.flush()
 

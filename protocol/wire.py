@@ -53,9 +53,9 @@ def _check_sizes(frames: Frames) -> None:
 
 
 def _check_media(message: object, media: Frames) -> None:
-    told = message.media if isinstance(message, Generate) else []
+    entries = message.media if isinstance(message, Generate) else []
     expected = [
-        frame for m in told for frame in range(m.frame, m.frame + min(m.frames, MEDIA_FRAMES_MAX + 1))
+        frame for m in entries for frame in range(m.frame, m.frame + min(m.frames, MEDIA_FRAMES_MAX + 1))
     ]
     if expected != list(range(len(media))):
         raise WireError(f"{len(media)} media frames, but the message refers to {len(expected)}")

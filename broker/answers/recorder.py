@@ -37,7 +37,7 @@ class AnswerRecorder(AnswerObserver):
         self,
         journal: JournalQueue,
         answer: Answer,
-        told: AnswerRecord,
+        answer_record: AnswerRecord,
         checkpoint: Callable[[Flight], Checkpoint],
         fingerprint: Callable[[], str],
         wall: Callable[[], float],
@@ -46,7 +46,7 @@ class AnswerRecorder(AnswerObserver):
         """`id`: of the entry, if the journal has one already. `wall`: seconds since 1970."""
         self._journal = journal
         self._answer = answer
-        self._told = told
+        self._answer_record = answer_record
         self._checkpoint = checkpoint
         self._fingerprint = fingerprint
         self._wall = wall
@@ -60,7 +60,7 @@ class AnswerRecorder(AnswerObserver):
     def begin(self, blobs: Mapping[bytes, bytes]) -> None:
         """Write the record. `blobs`: all that it names, by digest."""
         self._take_checkpoints()
-        head = record.encode(self._told)
+        head = record.encode(self._answer_record)
         size = len(head) + sum(map(len, blobs.values()))
         self._add(Put(self.name, head, blobs), size)
 
@@ -68,17 +68,17 @@ class AnswerRecorder(AnswerObserver):
         """Write the record again, with the checkpoints of flights that were opened or dispatched anew."""
         self.flush()
         self._take_checkpoints()
-        head = record.encode(self._told)
+        head = record.encode(self._answer_record)
         self._journal.add(Replace(self.name, head), len(head))
 
     def _take_checkpoints(self) -> None:
-        taken = list(self._told.checkpoints)
+        taken = list(self._answer_record.checkpoints)
         self._flights = dict(self._answer.flights)
         for choice, flight in self._flights.items():
             self._attempts[choice] = flight.attempt
             if flight.terminal is None:
                 taken[choice] = self._checkpoint(flight)
-        self._told = replace(self._told, checkpoints=taken, at=self._wall())
+        self._answer_record = replace(self._answer_record, checkpoints=taken, at=self._wall())
 
     def on_items(self, choice: int, items: list[Item]) -> None:
         """Collect output that is about to be rendered."""

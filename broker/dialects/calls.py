@@ -32,5 +32,5 @@ def fields_of(arguments: str) -> dict[str, msgspec.Raw] | None:
 
 def as_text(name: str, arguments: str) -> str:
     """Return a call that broke off as the text that clients get instead."""
-    said: Any = msgspec.json.encode(name).decode()
-    return f'{{"name": {said}, "arguments": {arguments}'
+    quoted: Any = msgspec.json.encode(name).decode()
+    return f'{{"name": {quoted}, "arguments": {arguments}'

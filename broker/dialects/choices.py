@@ -25,7 +25,7 @@ Envelope = Callable[[], dict[str, Any]]
 class ChoiceRenderer(Protocol):
     """Formats choices in one dialect. Each answer has its own instance, which may keep state."""
 
-    def hear(self, choice: int, item: Accepted | PromptLogprobs) -> None:
+    def add_prompt(self, choice: int, item: Accepted | PromptLogprobs) -> None:
         """Accept information about the choice's prompt."""
 
     def opening(self, choice: int) -> bytes:
@@ -120,7 +120,7 @@ class ChoiceSseRenderer(SseRenderer):
         """Yield the events before and after a choice's deltas. Prefix hits go into the response headers."""
         match item:
             case Accepted() | PromptLogprobs():
-                self._form.hear(choice, item)
+                self._form.add_prompt(choice, item)
                 entry = self._form.opening(choice)
                 yield self._head + entry + self._tail if entry else self.KEEPALIVE
             case Finished():
@@ -135,16 +135,16 @@ class ChoiceSseRenderer(SseRenderer):
 
     def _last_tail(self, finished: Finished) -> bytes:
         """Return the tail behind a choice's last entry."""
-        told = {"continued_by": finished.continued_by} if finished.continued_by else {}
+        extra = {"continued_by": finished.continued_by} if finished.continued_by else {}
         if not self._include_usage:  # otherwise the last chunk is that of the usage
-            told |= self._ends.timings()
-        return self._tail.replace(b"]", b"]," + encode(told)[1:-1], 1) if told else self._tail
+            extra |= self._ends.timings()
+        return self._tail.replace(b"]", b"]," + encode(extra)[1:-1], 1) if extra else self._tail
 
     def _close(self) -> Iterator[bytes]:
         self.over = True
         if self._include_usage:
-            told = {"usage": usage_object(self._ends.usage()), **self._ends.timings()}
-            yield self._head + b"]," + encode(told)[1:] + b"\n\n"
+            extra = {"usage": usage_object(self._ends.usage()), **self._ends.timings()}
+            yield self._head + b"]," + encode(extra)[1:] + b"\n\n"
         yield DONE
 
 
@@ -165,7 +165,7 @@ class ChoiceDocumentRenderer(DocumentRenderer):
                 self.count(size_of(item))
                 self._deltas[choice].append(item)
             case Accepted() | PromptLogprobs():
-                self._form.hear(choice, item)
+                self._form.add_prompt(choice, item)
             case Finished():
                 self.over = self._ends.finish(choice, item)
 

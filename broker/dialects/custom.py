@@ -30,7 +30,7 @@ class InputReader:
     def __init__(self) -> None:
         self._unread = ""
         self._arguments: list[str] = []
-        self._told: list[str] = []
+        self._sent: list[str] = []
         self._is_inside = False
 
     def push(self, arguments: str) -> str:
@@ -42,12 +42,12 @@ class InputReader:
             if found is None:
                 return ""
             self._is_inside, self._unread = True, self._unread[found.end() :]
-        return self._told_of(_whole(self._unread))
+        return self._send(_whole(self._unread))
 
-    def _told_of(self, escaped: str) -> str:
+    def _send(self, escaped: str) -> str:
         self._unread = self._unread[len(escaped) :]
         text = _unescaped(escaped)
-        self._told.append(text)
+        self._sent.append(text)
         return text
 
     def close(self) -> str:
@@ -55,13 +55,13 @@ class InputReader:
         if self._is_inside:
             return ""
         text = _read("".join(self._arguments))
-        self._told.append(text)
+        self._sent.append(text)
         return text
 
     @property
     def text(self) -> str:
         """All text returned so far."""
-        return "".join(self._told)
+        return "".join(self._sent)
 
 
 def _whole(unread: str) -> str:

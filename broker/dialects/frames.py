@@ -114,10 +114,10 @@ def described(
     attachments: Sequence[Attachment], frames: Sequence[Sequence[Frame]], limits: MediaLimits
 ) -> list[Media]:
     """Return each attachment's description for the worker. Their `frames` are sent one after another."""
-    told: list[Media] = []
+    descriptions: list[Media] = []
     place = 0
     for attachment, each in zip(attachments, frames, strict=True):
-        told.append(
+        descriptions.append(
             Media(
                 frame=place,
                 frames=len(each),
@@ -128,7 +128,7 @@ def described(
             )
         )
         place += len(each)
-    return told
+    return descriptions
 
 
 def _digest(frames: Sequence[Frame]) -> str:

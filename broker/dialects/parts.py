@@ -76,8 +76,8 @@ def read(part: Mapping[str, Any], param: str) -> Part:
             raise ValueError(f"'{param}' has unknown type {unknown!r}.")
 
 
-def _url_and_detail(told: str | Mapping[str, Any]) -> tuple[str, str]:
-    return (told, "") if isinstance(told, str) else (told["url"], told.get("detail") or "")
+def _url_and_detail(source: str | Mapping[str, Any]) -> tuple[str, str]:
+    return (source, "") if isinstance(source, str) else (source["url"], source.get("detail") or "")
 
 
 def write(part: Part) -> dict[str, str]:

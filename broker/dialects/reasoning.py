@@ -109,9 +109,9 @@ def options(body: ReasoningParameters, *, output_effort: str | None = None) -> R
 
 
 def _efforts(body: ReasoningParameters, kwargs: Mapping[str, Any]) -> dict[str, str | None]:
-    told = kwargs.get("reasoning_effort")
+    effort = kwargs.get("reasoning_effort")
     return {
-        f"{_KWARGS}.reasoning_effort": told if isinstance(told, str) else None,
+        f"{_KWARGS}.reasoning_effort": effort if isinstance(effort, str) else None,
         "reasoning_effort": body.reasoning_effort,
         "reasoning.effort": body.reasoning.effort if body.reasoning else None,
         "think": body.think if isinstance(body.think, str) else None,
@@ -124,9 +124,9 @@ def _switches(
     thinking = body.thinking
     if isinstance(thinking, Thinking):
         thinking = _THINKING_TYPES.get(thinking.type)
-    told = {name: kwargs.get(name) for name in ("enable_thinking", "thinking")}
+    switches = {name: kwargs.get(name) for name in ("enable_thinking", "thinking")}
     return {
-        **{f"{_KWARGS}.{name}": on if isinstance(on, bool) else None for name, on in told.items()},
+        **{f"{_KWARGS}.{name}": on if isinstance(on, bool) else None for name, on in switches.items()},
         "enable_thinking": body.enable_thinking,
         "thinking": thinking,
         "think": None if body.think is None else bool(body.think),
@@ -149,11 +149,11 @@ def _budgets(body: ReasoningParameters, kwargs: Mapping[str, Any]) -> dict[str, 
 
 def _agreed(claims: Claims[T]) -> T | None:
     """Return what the fields say. Raises `RequestError` if two of them differ."""
-    said = [(name, value) for name, value in claims.items() if value is not None]
-    for name, value in said[1:]:
-        if value != said[0][1]:
-            raise wrong(name, f"contradicts '{said[0][0]}': send only one of them")
-    return said[0][1] if said else None
+    given = [(name, value) for name, value in claims.items() if value is not None]
+    for name, value in given[1:]:
+        if value != given[0][1]:
+            raise wrong(name, f"contradicts '{given[0][0]}': send only one of them")
+    return given[0][1] if given else None
 
 
 def _refuse_unserved(body: ReasoningParameters) -> None:

@@ -148,11 +148,11 @@ def _llama(schema: Raw) -> Iterator[StructuredOutput]:
         yield StructuredOutput(kind="json_schema", text=text, param="json_schema", strict=False)
 
 
-def _vllm(told: StructuredOutputs | None) -> Iterator[StructuredOutput]:
-    if told is None:
+def _vllm(outputs: StructuredOutputs | None) -> Iterator[StructuredOutput]:
+    if outputs is None:
         return
-    yield from _texts("structured_outputs.", told.json, told.regex, told.choice, told.grammar)
-    if told.json_object:
+    yield from _texts("structured_outputs.", outputs.json, outputs.regex, outputs.choice, outputs.grammar)
+    if outputs.json_object:
         yield StructuredOutput(kind="json_object", param="structured_outputs.json_object")
 
 

@@ -44,7 +44,7 @@ class CustomTool(Struct):
 
     def function(self) -> FunctionTool:
         """Return the function that is offered for the tool."""
-        told = self.description or ""
+        description = self.description or ""
         form = "The whole input, as free text."
         grammar = self.format and (self.format.grammar or self.format)
         if grammar and grammar.definition:
@@ -52,7 +52,7 @@ class CustomTool(Struct):
             form += grammar.definition
         argument = {"type": "string", "description": form}
         parameters = {"type": "object", "properties": {INPUT: argument}, "required": [INPUT]}
-        return FunctionTool(self.name, told or None, parameters)
+        return FunctionTool(self.name, description or None, parameters)
 
 
 class Tool(Struct):

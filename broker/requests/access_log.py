@@ -24,7 +24,7 @@ def log_end(request_id: str, who: str, flight: Flight, status: int) -> None:
     code, how, counts = _end_of(flight)
     seconds = time.monotonic() - flight.opened_at
     first_s = None if flight.started_at is None else round(flight.started_at - flight.opened_at, 4)
-    told = about(
+    fields = about(
         flight.id,
         request_id=request_id,
         key=who or None,
@@ -37,7 +37,7 @@ def log_end(request_id: str, who: str, flight: Flight, status: int) -> None:
         resumes=max(0, flight.attempts - 1),
     )
     owner = f"{who}: " if who else ""
-    log.info("%s%s %d %s in %.2f s", owner, flight.id, status, how, seconds, extra=told)
+    log.info("%s%s %d %s in %.2f s", owner, flight.id, status, how, seconds, extra=fields)
 
 
 def _end_of(flight: Flight) -> tuple[str, str, dict[str, int]]:

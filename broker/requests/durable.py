@@ -74,7 +74,7 @@ def record(
     if not gateway.journal.is_durable:
         return None
     media = {sha256(frame).digest(): frame for frame in frames}
-    told = AnswerRecord(
+    answer_record = AnswerRecord(
         owned_by=answer.owner,
         key=answer.key,
         digest=answer.digest,
@@ -90,7 +90,7 @@ def record(
         prompts=prompts,
         own_bytes=answer.nbytes,
     )
-    recorder = recorder_of(gateway, answer, told, model)
+    recorder = recorder_of(gateway, answer, answer_record, model)
     if answer.in_background:
         gateway.answers.wait_for_disk(answer)
     recorder.begin(media | blobs_of(described.before))
@@ -98,8 +98,10 @@ def record(
 
 
 def recorder_of(
-    gateway: GatewayState, answer: Answer, told: AnswerRecord, model: str, id: str = ""
+    gateway: GatewayState, answer: Answer, answer_record: AnswerRecord, model: str, id: str = ""
 ) -> AnswerRecorder:
     """Return the recorder of an answer. `id`: of its entry, if the journal has one."""
     known = partial(fingerprint, gateway, model)
-    return AnswerRecorder(gateway.journal, answer, told, gateway.dispatcher.checkpoint, known, time.time, id)
+    return AnswerRecorder(
+        gateway.journal, answer, answer_record, gateway.dispatcher.checkpoint, known, time.time, id
+    )

@@ -62,7 +62,7 @@ class Internet:
     async def resolve(self, host: str, port: int) -> Sequence[Address]:
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
-        return [ip_address(told[0]) for *_, told in found]
+        return [ip_address(address[0]) for *_, address in found]
 
     def transport(self) -> httpx.AsyncBaseTransport:
         return httpx.AsyncHTTPTransport(verify=self._tls, trust_env=False)

@@ -59,9 +59,9 @@ def cache_header(flights: Sequence[Flight], prompts: int) -> bytes | None:
     tiers = {reuse.tier for reuse, _ in known}
     tier = next((tier for tier in ("disk", "ram") if tier in tiers), "none")
     miss = next((reuse.miss for reuse, _ in known if reuse.miss), "none")
-    told = f"hit={hit}/{total}; tier={tier}; miss={_word(miss)}"
+    report = f"hit={hit}/{total}; tier={tier}; miss={_word(miss)}"
     sparse = sum(reuse.sparse_tokens for reuse, _ in known)
-    return f"{told}; sparse={sparse}".encode() if sparse else told.encode()
+    return f"{report}; sparse={sparse}".encode() if sparse else report.encode()
 
 
 def _group(flights: Sequence[Flight]) -> tuple[PrefixReuse, int] | None:

@@ -85,45 +85,45 @@ def _restore_or_delete(gateway: GatewayState, journal: Journal, entry: Entry, sh
 
 def _restore(gateway: GatewayState, blob: Blob, entry: Entry, shared: Shared) -> bool:
     """Put an answer back. Return False if nobody may come for it any more, or a part is missing."""
-    told, pieces = record.decode(entry.head, entry.items)
-    owner = told.owned_by or gateway.api_keys_store.owners().get(told.owner, told.owner.hex())
-    told = replace(told, owned_by=owner, owner=b"")
+    head, pieces = record.decode(entry.head, entry.items)
+    owner = head.owned_by or gateway.api_keys_store.owners().get(head.owner, head.owner.hex())
+    head = replace(head, owned_by=owner, owner=b"")
     ended = {piece.choice for piece in pieces if piece.end is not None}
-    is_over = len(ended) == len(told.checkpoints)
+    is_over = len(ended) == len(head.checkpoints)
     at = max(entry.at, *(piece.at for piece in pieces), 0.0)
-    if (is_over or not told.background) and time.time() - at > gateway.answers.window_s:
+    if (is_over or not head.background) and time.time() - at > gateway.answers.window_s:
         return False
-    media, before = _blobs(blob, told.media), _pieces(blob, told.before, shared)
+    media, before = _blobs(blob, head.media), _pieces(blob, head.before, shared)
     if media is None or before is None:
         return False
-    described = Described(told.rendering, before, keeps=told.keeps, conversation=told.conversation)
-    answer = gateway.answers.new(owner, key=told.key, digest=told.digest)
-    answer.nbytes, answer.in_background = told.own_bytes, told.background
-    renderer = _renderer(gateway, answer, told, described, pieces, is_over=is_over)
-    model = told.checkpoints[0].model
-    if told.background:
+    described = Described(head.rendering, before, keeps=head.keeps, conversation=head.conversation)
+    answer = gateway.answers.new(owner, key=head.key, digest=head.digest)
+    answer.nbytes, answer.in_background = head.own_bytes, head.background
+    renderer = _renderer(gateway, answer, head, described, pieces, is_over=is_over)
+    model = head.checkpoints[0].model
+    if head.background:
         answer.begin(renderer)
     else:
         answer.renderer = renderer
     _replay(answer, pieces)
-    recorder = recorder_of(gateway, answer, told, model, entry.name[1])
-    if told.background:
+    recorder = recorder_of(gateway, answer, head, model, entry.name[1])
+    if head.background:
         gateway.answers.wait_for_disk(answer)
     if answer.over:
         return True
-    unfinished = [choice for choice in range(len(told.checkpoints)) if choice not in ended]
+    unfinished = [choice for choice in range(len(head.checkpoints)) if choice not in ended]
 
     def start() -> None:
         flights = OpenFlights(
-            _flights(gateway, told, pieces, unfinished, media),
-            opening=partial(opening_headers, told.prompts),
-            on_end=partial(access_log.log_end, "", told.checkpoints[0].key),
+            _flights(gateway, head, pieces, unfinished, media),
+            opening=partial(opening_headers, head.prompts),
+            on_end=partial(access_log.log_end, "", head.checkpoints[0].key),
             choices=unfinished,
         )
         answer.open(flights, renderer)
         recorder.opened()
 
-    if any(checkpoint.attempts for checkpoint in told.checkpoints):
+    if any(checkpoint.attempts for checkpoint in head.checkpoints):
         try:
             start()
             return True
@@ -147,7 +147,7 @@ def _replay(answer: Answer, pieces: Sequence[Piece]) -> None:
 
 def _flights(
     gateway: GatewayState,
-    told: AnswerRecord,
+    head: AnswerRecord,
     pieces: Sequence[Piece],
     unfinished: Sequence[int],
     media: Sequence[bytes],
@@ -157,26 +157,26 @@ def _flights(
     for piece in pieces:
         if piece.choice in output:
             output[piece.choice] += piece.items
-    flights = [(told.checkpoints[choice], items) for choice, items in output.items()]
-    return gateway.dispatcher.restore(flights, media, max(0.0, time.time() - told.at))
+    flights = [(head.checkpoints[choice], items) for choice, items in output.items()]
+    return gateway.dispatcher.restore(flights, media, max(0.0, time.time() - head.at))
 
 
 def _renderer(
     gateway: GatewayState,
     answer: Answer,
-    told: AnswerRecord,
+    head: AnswerRecord,
     described: Described,
     pieces: Sequence[Piece],
     *,
     is_over: bool,
 ) -> Renderer:
-    rendering, model = told.rendering, told.checkpoints[0].model
+    rendering, model = head.rendering, head.checkpoints[0].model
     if isinstance(rendering, ResponseRendering):
         keep = keeper(gateway, answer.owner, described)
-        if is_over and (not told.keeps or gateway.journal.read(store.name(answer.owner, rendering.id))):
+        if is_over and (not head.keeps or gateway.journal.read(store.name(answer.owner, rendering.id))):
             keep = None  # it was done already
         builder = rendering.builder(clock_of(answer), keep)
-        if told.background:
+        if head.background:
             return background.introduce(gateway, answer, rendering, builder, described.before)
         background.register(gateway, (answer.owner, rendering.id), answer, builder)
         return rendering.of(builder)

@@ -61,7 +61,7 @@ def bench(
     from deploy.load.runner import Load, PromptShape
     from protocol.settings import reader as settings
 
-    shape, told = PromptShape(prompt_tokens, shared_tokens), Console(stderr=True)
+    shape, progress = PromptShape(prompt_tokens, shared_tokens), Console(stderr=True)
     counts = [None] if rate is not None else _numbers(concurrency)
     loads = [
         Load(requests or max(8, 2 * (count or 1)), shape, answer_tokens, count, rate) for count in counts
@@ -69,7 +69,7 @@ def bench(
     seed = seed or secrets.token_hex(4)
     try:
         sides = asyncio.run(_sides(_first(url, host, port, config), compare, model, compare_model))
-        with told.status("measuring") as status:
+        with progress.status("measuring") as status:
             results = asyncio.run(runner.measure(sides, loads, rounds, seed, status.update))
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
@@ -118,8 +118,8 @@ def _without_server(url: str) -> str:
 
 
 def _key() -> str | None:
-    told = (word for name in KEYS for word in os.environ.get(name, "").split(",") if word)
-    return next(told, None)
+    keys = (word for name in KEYS for word in os.environ.get(name, "").split(",") if word)
+    return next(keys, None)
 
 
 async def _sides(

@@ -28,8 +28,8 @@ def cache(context: typer.Context, host: Host = None, port: Port = None, config: 
         for folder, limit in written.items():
             found, now = prefix_cache.models(folder), time.time()
             total = sum(model.bytes for model in found)
-            told = f"{binary_size(total)}, at most {binary_size(limit)} for each model"
-            typer.echo(f"{folder}: {told}; {binary_size(prefix_cache.free_bytes(folder))} free")
+            size = f"{binary_size(total)}, at most {binary_size(limit)} for each model"
+            typer.echo(f"{folder}: {size}; {binary_size(prefix_cache.free_bytes(folder))} free")
             for model in found:
                 ages = f"{duration(now - model.newest_at)} to {duration(now - model.oldest_at)} old"
                 typer.echo(

@@ -48,12 +48,12 @@ def chat(
         if not question:
             settings.exit_with(PROGRAM, "the question is empty: pass it as an argument or through a pipe")
     fields: dict[str, Any] = {"temperature": temperature, "max_tokens": max_tokens}
-    told = {name: value for name, value in fields.items() if value is not None}
+    parameters = {name: value for name, value in fields.items() if value is not None}
     try:
         found = endpoint(url, host, port, config)
         chosen = models.choose(models.ask(found), model)
         with http.open_client(found) as client:
-            talking = chat_repl.ChatRepl(client, console, chosen.id, Conversation(system), told)
+            talking = chat_repl.ChatRepl(client, console, chosen.id, Conversation(system), parameters)
             if question:
                 talking.say(question, image or (), draw=console.is_terminal)
                 return

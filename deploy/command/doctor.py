@@ -58,7 +58,7 @@ def doctor(
     for finding in findings:
         verdict = finding.verdict.value
         head = (f"{verdict:<6}", _STYLES[verdict]), (f"{finding.about:<16}", "bold")
-        console.print(Text.assemble(*head, finding.told), soft_wrap=True)
+        console.print(Text.assemble(*head, finding.text), soft_wrap=True)
         if finding.advice:
             console.print(f"{'':22}{finding.advice}", style="dim", markup=False, soft_wrap=True)
     is_wrong = any(finding.verdict is doctoring.Verdict.WRONG for finding in findings)
@@ -90,7 +90,7 @@ def _measure(model: str, kv: Mapping[str, int | None], console: Console) -> bool
         console.print(Text.assemble(*about, sentence), soft_wrap=True)
     table = exactness.lines(found.exactness)
     console.print(f"\n{model}, compared with one row alone:", highlight=False, markup=False)
-    for kind, verdict, told in table:
+    for kind, verdict, text in table:
         head = (f"{verdict:<6}", _STYLES[verdict]), (f"{kind:<28}", "bold")
-        console.print(Text.assemble(*head, told), soft_wrap=True)
+        console.print(Text.assemble(*head, text), soft_wrap=True)
     return any(verdict == "wrong" for _, verdict, _ in table)

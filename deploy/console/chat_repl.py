@@ -66,14 +66,14 @@ class Conversation:
         """Start a new conversation with the same system prompt."""
         self.messages.clear()
 
-    def told(self) -> list[Message]:
+    def request_messages(self) -> list[Message]:
         """Return the messages of a request."""
         first: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
         return [*first, *self.messages]
 
     def transcript(self) -> str:
         """Return the conversation as Markdown."""
-        return "\n".join(f"## {each['role'].title()}\n\n{_text(each)}\n" for each in self.told())
+        return "\n".join(f"## {each['role'].title()}\n\n{_text(each)}\n" for each in self.request_messages())
 
 
 def _text(message: Message) -> str:
@@ -129,7 +129,7 @@ class ChatRepl:
         return self._answer(draw=draw)
 
     def _answer(self, *, draw: bool) -> answer.Answer:
-        body = {"model": self.model, "messages": self.conversation.told(), **self.fields}
+        body = {"model": self.model, "messages": self.conversation.request_messages(), **self.fields}
         pieces = http.stream(self.client, body)
         with contextlib.closing(pieces):
             found = (answer.drawn if draw else answer.plain)(self.console, pieces)
@@ -205,7 +205,7 @@ class ChatRepl:
     def _save(self, path: Path) -> None:
         """Write the conversation to a new file."""
         is_json = path.suffix == ".json"
-        document = json.dumps(self.conversation.told(), ensure_ascii=False, indent=1) + "\n"
+        document = json.dumps(self.conversation.request_messages(), ensure_ascii=False, indent=1) + "\n"
         try:
             with path.open("x", encoding="utf-8") as file:
                 file.write(document if is_json else self.conversation.transcript())

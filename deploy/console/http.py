@@ -60,7 +60,7 @@ def ask(http: httpx.Client, method: str, path: str, **fields: Any) -> dict[str, 
 
     `fields`: of httpx's `request`.
     """
-    with _told(http):
+    with _readable_errors(http):
         answer = http.request(method, path, **fields)
         if answer.status_code != 200:
             raise ConsoleError(refusal(http, answer.status_code, answer.content))
@@ -84,7 +84,7 @@ def stream(http: httpx.Client, body: Mapping[str, Any]) -> Generator[AnswerDelta
     timeout = httpx.Timeout(SILENCE_S_MAX, connect=CONNECT_S_MAX)
     asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
     with (
-        _told(http),
+        _readable_errors(http),
         http.stream("POST", "/v1/chat/completions", json=asked, timeout=timeout) as answer,
     ):
         if answer.status_code != 200:
@@ -130,7 +130,7 @@ def _object(data: bytes) -> dict[str, Any]:
 
 
 @contextmanager
-def _told(http: httpx.Client) -> Iterator[None]:
+def _readable_errors(http: httpx.Client) -> Iterator[None]:
     try:
         yield
     except httpx.TimeoutException:

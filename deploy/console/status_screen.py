@@ -301,7 +301,7 @@ def watch(console: Console, look: Look, every_s: float, stop: Event) -> None:
                 seen = screen(look())
                 live.update(seen, refresh=True)
             except ConsoleError as error:
-                told = Text(f"{time.strftime('%H:%M:%S')} {error}", "red")
-                live.update(Group(told, Text(), seen), refresh=True)
+                message = Text(f"{time.strftime('%H:%M:%S')} {error}", "red")
+                live.update(Group(message, Text(), seen), refresh=True)
             if stop.wait(every_s):
                 return

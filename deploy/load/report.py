@@ -90,12 +90,12 @@ def document(results: Sequence[tuple[Load, Rounds]], about: Mapping[str, Any]) -
 
 
 def _summary(summary: Summary) -> dict[str, Any]:
-    told = asdict(summary)
+    fields = asdict(summary)
     for name in ("first_s", "gap_s", "per_token_s", "request_s"):
-        if (spread := told[name]) is not None:
-            told[name] = {
+        if (spread := fields[name]) is not None:
+            fields[name] = {
                 "count": spread["count"],
                 "mean": spread["mean"],
                 **{f"p{percent}": value for percent, value in spread["at"].items()},
             }
-    return told | {"tokens_per_s": summary.tokens_per_s, "requests_per_s": summary.requests_per_s}
+    return fields | {"tokens_per_s": summary.tokens_per_s, "requests_per_s": summary.requests_per_s}

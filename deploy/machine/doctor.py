@@ -29,7 +29,7 @@ class Finding:
 
     verdict: Verdict
     about: str
-    told: str
+    text: str
     advice: str = ""
 
 
@@ -62,54 +62,54 @@ def _mlx(facts: MachineFacts) -> Finding:
         return Finding(Verdict.WRONG, "MLX", facts.mlx_error, advice)
     if facts.cuda_package and "cpu" in facts.mlx:
         # The packages for CPUs and for CUDA contain a file of the same name; the last one installed counts.
-        told = f"uses {facts.mlx}, although {facts.cuda_package} is installed"
+        text = f"uses {facts.mlx}, although {facts.cuda_package} is installed"
         advice = f"if nvidia-smi shows a GPU: pip install --force-reinstall --no-deps {facts.cuda_package}"
-        return Finding(Verdict.WRONG, "MLX", told, advice)
+        return Finding(Verdict.WRONG, "MLX", text, advice)
     return Finding(Verdict.WELL, "MLX", f"uses {facts.mlx}")
 
 
 def _system(facts: MachineFacts) -> Finding:
-    told = f"{'macOS' if facts.system == 'Darwin' else facts.system} {facts.release}, {facts.machine}"
+    text = f"{'macOS' if facts.system == 'Darwin' else facts.system} {facts.release}, {facts.machine}"
     if facts.system != "Darwin":
-        return Finding(Verdict.WELL, "system", told)
+        return Finding(Verdict.WELL, "system", text)
     if facts.machine != "arm64":
         advice = "MLX needs Apple silicon, and a Python that does not run under Rosetta"
-        return Finding(Verdict.WRONG, "system", told, advice)
+        return Finding(Verdict.WRONG, "system", text, advice)
     major = facts.release.partition(".")[0]
     if major.isdigit() and int(major) < MACOS_MIN:
-        return Finding(Verdict.WRONG, "system", told, f"MLX needs macOS {MACOS_MIN} or newer")
-    return Finding(Verdict.WELL, "system", told)
+        return Finding(Verdict.WRONG, "system", text, f"MLX needs macOS {MACOS_MIN} or newer")
+    return Finding(Verdict.WELL, "system", text)
 
 
 def _memory(facts: MachineFacts) -> Iterator[Finding]:
     memory = facts.memory
-    told = f"{_gb(memory.total)}, of which a model and its caches can use {_gb(memory.for_model)}"
+    text = f"{_gb(memory.total)}, of which a model and its caches can use {_gb(memory.for_model)}"
     advice = ""
     if facts.system == "Darwin" and memory.wired_limit is None:
         more = int(memory.total * 0.85) // 2**20
         advice = f"to use more for models, until the next boot: sudo sysctl iogpu.wired_limit_mb={more}"
-    yield Finding(Verdict.WELL, "memory", told, advice)
+    yield Finding(Verdict.WELL, "memory", text, advice)
     if fits := models_that_fit(memory.for_model):
         best = fits[0].model
-        told = f"for example {best.id} ({_gb(best.weight_bytes)}), with {fits[0].context:,} tokens of context"
-        yield Finding(Verdict.WELL, "models that fit", told, "`roundhouse models` lists more")
+        text = f"for example {best.id} ({_gb(best.weight_bytes)}), with {fits[0].context:,} tokens of context"
+        yield Finding(Verdict.WELL, "models that fit", text, "`roundhouse models` lists more")
     else:
         yield Finding(Verdict.NOTE, "models that fit", "only the embedded one", "others need more memory")
     if larger := fit_with_experts_on_disk(memory.for_model):
         model, experts_memory = larger
-        told = (
+        text = (
             f"{model.id} ({_gb(model.weight_bytes)}), slower: --experts-memory {experts_memory // 2**30}GiB"
         )
-        yield Finding(Verdict.WELL, "experts on disk", told)
+        yield Finding(Verdict.WELL, "experts on disk", text)
 
 
 def _models(facts: MachineFacts) -> Iterator[Finding]:
-    told = f"{facts.models} in {facts.cache}, {_gb(facts.model_bytes)}"
+    text = f"{facts.models} in {facts.cache}, {_gb(facts.model_bytes)}"
     if facts.cache_writable:
-        yield Finding(Verdict.WELL, "models here", told)
+        yield Finding(Verdict.WELL, "models here", text)
     else:
         advice = f"make it writable (chown {facts.cache}), or set HF_HUB_CACHE to a folder that is"
-        yield Finding(Verdict.WRONG, "models here", f"{told}, which is not writable", advice)
+        yield Finding(Verdict.WRONG, "models here", f"{text}, which is not writable", advice)
     left = f"{_gb(facts.disk_free)} free"
     if facts.disk_free < DISK_LOW_BYTES:
         yield Finding(Verdict.NOTE, "disk", left, "`roundhouse rm` removes models")
@@ -130,8 +130,8 @@ def _places(facts: MachineFacts) -> Iterator[Finding]:
         advice = "set XDG_RUNTIME_DIR to a private folder with a short path"
         yield Finding(Verdict.WRONG, "sockets", facts.runtime_error, advice)
     if facts.files_max < FILES_MIN:
-        told = f"limit {facts.files_max}"
-        yield Finding(Verdict.NOTE, "open files", told, f"for many clients: ulimit -n {FILES_MIN * 4}")
+        text = f"limit {facts.files_max}"
+        yield Finding(Verdict.NOTE, "open files", text, f"for many clients: ulimit -n {FILES_MIN * 4}")
     if not facts.keeps_awake:
         advice = "the machine may fall asleep while requests are in flight"
         yield Finding(Verdict.NOTE, "sleep", "caffeinate is not installed", advice)

@@ -55,11 +55,11 @@ def measure(model: str, flags: Sequence[str], environ: Mapping[str, str]) -> Mod
 def context(found: ContextFit) -> tuple[str, str]:
     """Return the verdict as in `doctor` of the context that fits, and a sentence."""
     row, whole = in_bytes(found.row_bytes), in_bytes(found.cache_bytes)
-    told = (
+    text = (
         f"{found.tokens:,} of {found.context_length:,} tokens fit for one request ({row} of {whole} for"
         f" KV caches), {found.tokens_max:,} for all together"
     )
-    return "ok" if found.tokens >= found.context_length else "note", told
+    return "ok" if found.tokens >= found.context_length else "note", text
 
 
 def output(found: Capabilities) -> list[tuple[str, str, str]]:

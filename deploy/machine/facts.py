@@ -78,8 +78,8 @@ def chip_name(platform: str = sys.platform) -> str:
 
 def _wired_limit() -> int | None:
     """Return `sysctl iogpu.wired_limit_mb` in bytes; None if it is not set or does not exist."""
-    told = _sysctl("iogpu.wired_limit_mb")
-    return int(told) * 2**20 if told.isdigit() and int(told) else None
+    limit = _sysctl("iogpu.wired_limit_mb")
+    return int(limit) * 2**20 if limit.isdigit() and int(limit) else None
 
 
 def _sysctl(name: str) -> str:

@@ -43,10 +43,10 @@ class HostReport(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class HostAnswer:
-    """Result of asking one machine. `told`: its report; None if it failed, for the reason `why`."""
+    """Result of asking one machine. `report`: its report; None if it failed, for the reason `why`."""
 
     host: Host
-    told: HostReport | None
+    report: HostReport | None
     why: str = ""
 
 
@@ -76,8 +76,8 @@ def _asked(host: Host, model: str) -> HostAnswer:
     try:
         return HostAnswer(host, msgspec.json.decode(ended.stdout, type=HostReport))
     except msgspec.MsgspecError:
-        said = (ended.stderr.strip().splitlines() or [f"status {ended.returncode}"])[-1]
-        return HostAnswer(host, None, said)
+        reason = (ended.stderr.strip().splitlines() or [f"status {ended.returncode}"])[-1]
+        return HostAnswer(host, None, reason)
 
 
 def examine(path: Path, hosts: Hosts, backend: Backend, asked: Sequence[HostAnswer]) -> list[Finding]:
@@ -85,25 +85,25 @@ def examine(path: Path, hosts: Hosts, backend: Backend, asked: Sequence[HostAnsw
     if wrong := problem_with(hosts, backend):
         return [Finding(Verdict.WRONG, "hostfile", f"{path}: {wrong}", "`mlx.distributed_config` writes one")]
     findings = [Finding(Verdict.WELL, "hostfile", f"{len(hosts.hosts)} hosts, {backend}")]
-    first = asked[0].told
+    first = asked[0].report
     for rank, each in enumerate(asked):
         findings += _of_host(f"rank {rank}", each, first, backend)
     if backend == "ring" and any(not host.is_here for host in hosts.hosts):
-        told = "unencrypted TCP: data between the ranks can be read and changed in transit"
-        findings.append(Finding(Verdict.NOTE, "ring", told, "use a dedicated cable"))
+        warning = "unencrypted TCP: data between the ranks can be read and changed in transit"
+        findings.append(Finding(Verdict.NOTE, "ring", warning, "use a dedicated cable"))
     return findings
 
 
 def _of_host(about: str, asked: HostAnswer, first: HostReport | None, backend: Backend) -> Iterator[Finding]:
-    told, name = asked.told, asked.host.ssh
-    if told is None:
+    report, name = asked.report, asked.host.ssh
+    if report is None:
         advice = f"ssh {name} must work without a password, and its `python` must be the interpreter there"
         yield Finding(Verdict.WRONG, about, f"{name}: {asked.why}", advice)
         return
-    missing = [package for package, version in told.versions.items() if not version]
+    missing = [package for package, version in report.versions.items() if not version]
     other = [
         f"{package} {version}"
-        for package, version in told.versions.items()
+        for package, version in report.versions.items()
         if version and first is not None and version != first.versions.get(package)
     ]
     if missing:
@@ -111,11 +111,11 @@ def _of_host(about: str, asked: HostAnswer, first: HostReport | None, backend: B
     if other:
         advice = "install the same versions on all machines: ranks must compute every step alike"
         yield Finding(Verdict.WRONG, about, f"{name} has {', '.join(other)}", advice)
-    if not told.model:
+    if not report.model:
         advice = "each rank reads its own files: copy the model into the same folder there"
         yield Finding(Verdict.WRONG, about, f"{name} has no such model", advice)
-    if backend == "jaccl" and not told.rdma:
+    if backend == "jaccl" and not report.rdma:
         advice = "RDMA needs macOS 26.2, Thunderbolt 5, and `rdma_ctl enable` in macOS Recovery"
         yield Finding(Verdict.WRONG, about, f"{name} has no RDMA", advice)
-    if not missing and not other and told.model and (told.rdma or backend != "jaccl"):
-        yield Finding(Verdict.WELL, about, f"{name}, host name {told.host}")
+    if not missing and not other and report.model and (report.rdma or backend != "jaccl"):
+        yield Finding(Verdict.WELL, about, f"{name}, host name {report.host}")

@@ -73,7 +73,7 @@ def missing_bytes(model: str) -> int:
     from huggingface_hub import DryRunFileInfo, snapshot_download
     from huggingface_hub.errors import DryRunError
 
-    with _told(model):
+    with _readable_errors(model):
         try:
             files = snapshot_download(model, allow_patterns=list(PATTERNS), dry_run=True)
         except DryRunError:  # `pull` reports the cause
@@ -86,7 +86,7 @@ def check_reachable(model: str) -> None:
     """Ask the hub for a model, once. Raises `HubError` if it does not have it, or does not answer."""
     from huggingface_hub import HfApi
 
-    with _told(model):
+    with _readable_errors(model):
         HfApi().model_info(model, timeout=REACH_S_MAX)
 
 
@@ -94,7 +94,7 @@ def pull(model: str) -> Path:
     """Download the missing files of a model; continue an interrupted download. Raises `HubError`."""
     from huggingface_hub import snapshot_download
 
-    with _told(model):
+    with _readable_errors(model):
         return Path(snapshot_download(model, allow_patterns=list(PATTERNS)))
 
 
@@ -127,7 +127,7 @@ def remove(models: Sequence[str]) -> int:
 
 
 @contextmanager
-def _told(model: str) -> Iterator[None]:
+def _readable_errors(model: str) -> Iterator[None]:
     """Translate errors of the hub into `HubError` with a readable message."""
     from huggingface_hub import constants, errors
 

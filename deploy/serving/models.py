@@ -161,9 +161,9 @@ def beside_spare(budget: int, models: Sequence[ServedModel]) -> int | None:
 def wrong_hosts(named: Collection[str], served: Served, failover_s: float) -> list[str]:
     """Return one line for each error. `named`: settings that are given for all models. `failover_s`: how long
     streams wait for another worker."""
-    told = [name for name in _OF_ONE if name in named]
-    if told and len(served) > 1:
-        return [f"{name}: with several models, set it for one, under [models.NAME]" for name in told]
+    misplaced = [name for name in _OF_ONE if name in named]
+    if misplaced and len(served) > 1:
+        return [f"{name}: with several models, set it for one, under [models.NAME]" for name in misplaced]
     twice = [model.name for model, [first, *_] in served if first.hosts and model.replicas > 1]
     if twice:
         return [f"hosts: {', '.join(twice)}: remove replicas, they would use the same ports on the hosts"]

@@ -93,8 +93,8 @@ def is_ours(host: str, port: int) -> bool:
     try:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(f"{url(host, port)}/health", timeout=ANSWER_S_MAX) as answer:
-            told = answer.headers.get("openai-processing-ms") is not None
-            return told and json.load(answer) == {"status": "ok"}
+            is_gateway = answer.headers.get("openai-processing-ms") is not None
+            return is_gateway and json.load(answer) == {"status": "ok"}
     except (OSError, ValueError):
         return False
 

@@ -186,7 +186,7 @@ def _of_plans(
 ) -> list[Values]:
     """Return what is given for the workers of a model, followed by those of its fallback plans.
 
-    A worker is told its name: what it would derive itself may change between two starts."""
+    A worker is given its name: what it would derive itself may change between two starts."""
     found = []
     for plan in (model, *plans(model)):
         values = {name: given for name, given in base.items() if plan is model or _applies(name, plan, model)}
@@ -194,8 +194,8 @@ def _of_plans(
             values["memory_budget"] = Given(budget // model.replicas, "")
         for name, value in plan.settings.items():
             values[name] = of_table(WorkerSettings, name, value, str(config), f"[models.{model.name}] ")
-        told = {"endpoint": endpoint, "model": plan.model or "", "served_name": model.name}
-        fixed = {name: Given(value, "") for name, value in told.items()}
+        texts = {"endpoint": endpoint, "model": plan.model or "", "served_name": model.name}
+        fixed = {name: Given(value, "") for name, value in texts.items()}
         found.append(fixed | {name: given for name, given in values.items() if name not in fixed})
     return found
 

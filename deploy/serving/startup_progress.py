@@ -78,7 +78,7 @@ class StartupProgress:
         self._draw = draw
         self._greet = greet
         self._drawn = False
-        self._told_at = 0.0
+        self._reported_at = 0.0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, name="greeting", daemon=True)
 
@@ -114,8 +114,8 @@ class StartupProgress:
             self._drawn = True
             # The cursor returns to the first column, where the next log line begins.
             self._draw(f"{_ERASE}{bar(share)} {stage}\r")
-        elif waited_s - self._told_at >= TELL_S:
-            self._told_at = waited_s
+        elif waited_s - self._reported_at >= TELL_S:
+            self._reported_at = waited_s
             log.info("loading %s: %s", model, stage)
 
     def _wipe(self) -> None:

@@ -52,8 +52,8 @@ class Launchd:
     def check(self) -> None:
         done = self._run(["launchctl", "print", self._domain])
         if done.returncode:
-            said = done.stderr.strip()
-            raise ServiceError(f"cannot reach launchd; agents need a user logged in at the screen: {said}")
+            reason = done.stderr.strip()
+            raise ServiceError(f"cannot reach launchd; agents need a user logged in at the screen: {reason}")
 
     def files(self, jobs: Sequence[Job]) -> dict[str, str]:
         return {
@@ -138,12 +138,12 @@ class Launchd:
 
     def _exit_timeout_s(self, name: str) -> float:
         """Return the job's exit timeout: the longer of launchd's and the file's, which may be newer."""
-        told = dict(_TOP_LEVEL.findall(self._print(name) or "")).get("exit timeout", "")
+        timeout = dict(_TOP_LEVEL.findall(self._print(name) or "")).get("exit timeout", "")
         try:
             written = float(plistlib.loads((self.folder / name).read_bytes())["ExitTimeOut"])
         except (OSError, ValueError, KeyError, TypeError, plistlib.InvalidFileException):
             written = 0.0
-        return max(written, float(told) if told.isdigit() else 0.0)
+        return max(written, float(timeout) if timeout.isdigit() else 0.0)
 
     def forget(self) -> None:
         """Do nothing: launchd keeps no state of a removed file."""
@@ -184,9 +184,9 @@ def read_status(name: str, printed: str | None) -> Status:
     """
     if printed is None:
         return Status(name, None, "not loaded")
-    told = dict(_TOP_LEVEL.findall(printed))
-    pid = told.get("pid", "")
-    last = told.get("last terminating signal") or told.get("last exit code", "")
+    properties = dict(_TOP_LEVEL.findall(printed))
+    pid = properties.get("pid", "")
+    last = properties.get("last terminating signal") or properties.get("last exit code", "")
     return Status(name, int(pid) if pid.isdigit() else None, "" if "never" in last else last)
 
 

@@ -79,19 +79,19 @@ def main() -> None:
     parser.add_argument("--starts-max", type=int, required=True)
     parser.add_argument("--socket")
     parser.add_argument("command", nargs="+")
-    told = parser.parse_args()
+    arguments = parser.parse_args()
     window_s = RestartLimits().window_s
     os.environ[VARIABLE] = str(os.getpid())
     try:
-        if not note_start(told.starts_file, told.starts_max, time.time(), window_s):
-            why = f"started {told.starts_max} times within {window_s:g} s, giving up"
+        if not note_start(arguments.starts_file, arguments.starts_max, time.time(), window_s):
+            why = f"started {arguments.starts_max} times within {window_s:g} s, giving up"
             print(f"{PROGRAM}: {why}; `roundhouse service install` starts it again", file=sys.stderr)
             raise SystemExit(0)
-        if told.socket and os.environ.get("LISTEN_PID") != str(os.getpid()):  # else they are inherited
-            hand_over(ask_for_sockets(told.socket, ctypes.CDLL(None)), os.environ, os.getpid())
-        os.execv(told.command[0], told.command)
+        if arguments.socket and os.environ.get("LISTEN_PID") != str(os.getpid()):  # else they are inherited
+            hand_over(ask_for_sockets(arguments.socket, ctypes.CDLL(None)), os.environ, os.getpid())
+        os.execv(arguments.command[0], arguments.command)
     except OSError as error:
-        exit_with(PROGRAM, f"cannot start {' '.join(told.command)}: {error}")
+        exit_with(PROGRAM, f"cannot start {' '.join(arguments.command)}: {error}")
 
 
 if __name__ == "__main__":

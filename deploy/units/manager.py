@@ -85,6 +85,6 @@ def run_command(words: Sequence[str], within_s: float = COMMAND_S_MAX) -> subpro
 def must(done: subprocess.CompletedProcess[str]) -> str:
     """Return a command's output. Raises `ServiceError` with its error output if it failed."""
     if done.returncode:
-        said = done.stderr.strip() or done.stdout.strip() or f"status {done.returncode}"
-        raise ServiceError(f"{' '.join(map(str, done.args))}: {said}")
+        reason = done.stderr.strip() or done.stdout.strip() or f"status {done.returncode}"
+        raise ServiceError(f"{' '.join(map(str, done.args))}: {reason}")
     return done.stdout

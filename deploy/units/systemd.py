@@ -94,7 +94,7 @@ class Systemd:
         """Return the timeout of a command that stops these units one after another."""
         units = [self.folder / name for name in names]
         found = [_STOP.search(unit.read_text(encoding="utf-8")) for unit in units if unit.exists()]
-        return COMMAND_S_MAX + sum(float(told[1]) for told in found if told)
+        return COMMAND_S_MAX + sum(float(match[1]) for match in found if match)
 
 
 def for_this_user() -> Systemd:
@@ -157,19 +157,19 @@ def _quote(text: str) -> str:
 
 def read_status(name: str, shown: str) -> Status:
     """Parse the output of `systemctl show`."""
-    told = dict(line.split("=", 1) for line in shown.split("\n") if "=" in line)
-    if told.get("LoadState") != "loaded":
-        return Status(name, None, told.get("LoadState", "not loaded"))
-    pid = int(told.get("MainPID", "0")) or None
-    restarts = told.get("NRestarts", "0")
-    words = [] if pid else [_describe_exit(told)]
+    properties = dict(line.split("=", 1) for line in shown.split("\n") if "=" in line)
+    if properties.get("LoadState") != "loaded":
+        return Status(name, None, properties.get("LoadState", "not loaded"))
+    pid = int(properties.get("MainPID", "0")) or None
+    restarts = properties.get("NRestarts", "0")
+    words = [] if pid else [_describe_exit(properties)]
     words += [f"{restarts} restarts"] if restarts != "0" else []
     return Status(name, pid, ", ".join(word for word in words if word))
 
 
-def _describe_exit(told: Mapping[str, str]) -> str:
-    code, status = told.get("ExecMainCode", "0"), int(told.get("ExecMainStatus", "0"))
-    limit = " (given up)" if told.get("Result") == "start-limit-hit" else ""
+def _describe_exit(properties: Mapping[str, str]) -> str:
+    code, status = properties.get("ExecMainCode", "0"), int(properties.get("ExecMainStatus", "0"))
+    limit = " (given up)" if properties.get("Result") == "start-limit-hit" else ""
     if code == str(int(os.CLD_EXITED)):
         return f"status {status}{limit}"
     if code in (str(int(os.CLD_KILLED)), str(int(os.CLD_DUMPED))):

@@ -33,8 +33,8 @@ def inherited(environ: MutableMapping[str, str]) -> socket.socket | None:
 
     Raises `ValueError` or `OSError` for a descriptor that is not a listening socket.
     """
-    told = environ.pop(LISTENER_FD, "")
-    return adopted(int(told)) if told else None
+    number = environ.pop(LISTENER_FD, "")
+    return adopted(int(number)) if number else None
 
 
 def adopted(number: int) -> socket.socket:

@@ -104,21 +104,21 @@ class RateLimitFilter(logging.Filter):
         super().__init__()
         self._level, self._clock = level, clock
         self._families = tuple(f"{name}." for name in named)
-        self._said: dict[tuple[str, str], tuple[float, int]] = {}
+        self._counts: dict[tuple[str, str], tuple[float, int]] = {}
         """Start of the period and number of lines, by logger and format string."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno < self._level and not f"{record.name}.".startswith(self._families):
             return True
         key, now = (record.name, str(record.msg)), self._clock()
-        since, count = self._said.get(key, (now, 0))
+        since, count = self._counts.get(key, (now, 0))
         if now - since >= PERIOD_S:
             if count > LINES_MAX:
                 record.msg = f"{record.msg} (and {count - LINES_MAX} more like it before)"
             since, count = now, 0
-        if len(self._said) >= WORDINGS_MAX:
-            self._said.clear()
-        self._said[key] = since, count + 1
+        if len(self._counts) >= WORDINGS_MAX:
+            self._counts.clear()
+        self._counts[key] = since, count + 1
         return count < LINES_MAX
 
 

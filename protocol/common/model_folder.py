@@ -86,8 +86,8 @@ def why_no_folder(model: str) -> str | None:
         instead = f", which MLX cannot load: {_INSTEAD}" if _foreign(folder.parent, folder.name) else ""
         return f"{model} is a file{instead}. Give a model folder that contains {CONFIG}."
     if not folder.is_dir():
-        told = f"{model}: no such folder. Give a model folder or a Hugging Face id"
-        return told + (closest_match(folder.name, neighbours(folder)) or ".")
+        problem = f"{model}: no such folder. Give a model folder or a Hugging Face id"
+        return problem + (closest_match(folder.name, neighbours(folder)) or ".")
     return None
 
 
@@ -106,10 +106,10 @@ def why_no_weights(folder: Path) -> str | None:
     """Check that the folder contains weights. Missing shards are found elsewhere."""
     if any(folder.glob(WEIGHTS)):
         return None
-    told = f"{folder} contains no weights ({WEIGHTS})"
+    problem = f"{folder} contains no weights ({WEIGHTS})"
     if found := _foreign(folder):
-        return f"{told}, only {found}, which MLX cannot load: {_INSTEAD}."
-    return f"{told}. Download the model again."
+        return f"{problem}, only {found}, which MLX cannot load: {_INSTEAD}."
+    return f"{problem}. Download the model again."
 
 
 def read_optional(file: Path) -> dict[str, Any]:

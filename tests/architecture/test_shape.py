@@ -61,6 +61,8 @@ BANNED = {
     *("who", "whoever", "nobody", "somebody", "anybody", "everybody"),
 }
 """Participles, and pronouns for persons, that must not name technical things."""
+CODE_WORDS = {"told", "said", "heard", "foreman", "doorman", "caffeine"}
+"""Words of earlier versions that must not name variables, parameters and fields either."""
 WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
 RUNS = {"run", "Popen", "check_output"}
@@ -168,6 +170,18 @@ def test_class_and_module_names_have_no_banned_words(package: str) -> None:
     found = [(str(path.relative_to(ROOT)), name) for path in paths for name in classes(path)]
     assert modules == []
     assert [each for each in found if BANNED & {word.lower() for word in WORD.findall(each[1])}] == []
+
+
+def test_the_gateways_names_have_no_code_words(trees: dict[str, ast.Module]) -> None:
+    packages = ("broker/", "deploy/", "protocol/")
+    named = {
+        (name, str(getattr(node, field, "")))
+        for name, tree in trees.items()
+        for node in nodes(tree)
+        for field in ("id", "arg", "attr", "name")
+        if name.startswith(packages)
+    }
+    assert {each for each in named if CODE_WORDS & set(each[1].split("_"))} == set()
 
 
 def test_no_file_knows_the_machine_it_was_written_on() -> None:

@@ -50,7 +50,7 @@ async def show_kept(request: Request) -> ASGIApp:
         id="tokens-" + secrets.token_hex(12),
         tokenizing=TokenizeOptions(tokens=True),
     )
-    renderer = tokens.TokenizeRenderer(lambda told: {**_summary(kept, moment), **_whole(kept, told)})
+    renderer = tokens.TokenizeRenderer(lambda accepted: {**_summary(kept, moment), **_whole(kept, accepted)})
     target = dispatcher.choose(kept.flight.model)
     return respond(request, target, [wanted], list(kept.flight.media), renderer, prompts=1)
 
@@ -69,12 +69,12 @@ def _summary(kept: CapturedRequest, moment: StatusSnapshot) -> dict[str, Any]:
     }
 
 
-def _whole(kept: CapturedRequest, told: Accepted) -> dict[str, Any]:
+def _whole(kept: CapturedRequest, accepted: Accepted) -> dict[str, Any]:
     body = kept.body.decode("utf-8", "replace")
     return {
         "body": body[:BODY_CHARACTERS_MAX],
         "images": len(kept.flight.media),
-        "prompt": {"tokens": told.tokens},
+        "prompt": {"tokens": accepted.tokens},
         "answer": {"tokens": kept.flight.tokens},
     }
 

@@ -456,5 +456,5 @@ def reuse_of(reuse: PrefixReuse | None) -> dict[str, Any] | None:
     """Return the cached tokens of a prompt, and those that sparse prefill skipped."""
     if reuse is None:
         return None
-    told: dict[str, Any] = {"tokens": reuse.tokens, "tier": reuse.tier, "miss": reuse.miss}
-    return told | {"sparse_tokens": reuse.sparse_tokens} if reuse.left_out else told
+    document: dict[str, Any] = {"tokens": reuse.tokens, "tier": reuse.tier, "miss": reuse.miss}
+    return document | {"sparse_tokens": reuse.sparse_tokens} if reuse.left_out else document

@@ -42,11 +42,11 @@ async def stream_status(request: Request) -> Response:
 
 
 async def _events(gateway: GatewayState) -> AsyncIterator[bytes]:
-    told = 0
+    taken = 0
     with watching(gateway):
         while not gateway.dispatcher.stopping:
-            document = _document(gateway, since=told)
-            told = gateway.dispatcher.history.taken
+            document = _document(gateway, since=taken)
+            taken = gateway.dispatcher.history.taken
             yield b"event: status\ndata: " + encode(document) + b"\n\n"
             await asyncio.sleep(SAMPLE_S)
 
@@ -54,7 +54,7 @@ async def _events(gateway: GatewayState) -> AsyncIterator[bytes]:
 def _document(gateway: GatewayState, *, since: int | None) -> dict[str, Any]:
     """`since`: number of samples that the client has already; None for no samples."""
     dispatcher, moment = gateway.dispatcher, StatusSnapshot(time.monotonic(), time.time())
-    told = report.status(
+    document = report.status(
         dispatcher,
         gateway.http_counters,
         gateway.line_errors,
@@ -63,11 +63,11 @@ def _document(gateway: GatewayState, *, since: int | None) -> dict[str, Any]:
         gateway.media.held,
         [kept.flight.id for kept in gateway.inspection.kept] if gateway.inspection else None,
     )
-    told["durable"] = durable_status(gateway)
-    told["batches"] = gateway.batches.overview() if gateway.batches is not None else None
+    document["durable"] = durable_status(gateway)
+    document["batches"] = gateway.batches.overview() if gateway.batches is not None else None
     if since is not None:
-        told["history"] = report.history(dispatcher.history.since(since), moment)
-    return told
+        document["history"] = report.history(dispatcher.history.since(since), moment)
+    return document
 
 
 def durable_status(gateway: GatewayState) -> dict[str, Any]:

@@ -83,7 +83,7 @@ class ChatChoiceRenderer:
         self._inputs: dict[tuple[int, int], InputReader] = {}
         """Inputs of custom tools by choice and call."""
 
-    def hear(self, choice: int, item: Accepted | PromptLogprobs) -> None:
+    def add_prompt(self, choice: int, item: Accepted | PromptLogprobs) -> None:
         """Ignore prompt information, which chat completions do not show."""
 
     def opening(self, choice: int) -> bytes:

@@ -139,9 +139,9 @@ class CompletionChoiceRenderer:
         self._logprobs = [LegacyLogprobs() if logprobs else None for _ in range(choices)]
         self._echoes = [Echo(text, scored=logprobs) for text in echoes]
 
-    def hear(self, choice: int, item: Accepted | PromptLogprobs) -> None:
+    def add_prompt(self, choice: int, item: Accepted | PromptLogprobs) -> None:
         if self._echoes:
-            self._echoes[choice].hear(item)
+            self._echoes[choice].add_prompt(item)
             if self._logprobs[choice] is not None and isinstance(item, Accepted):
                 self._logprobs[choice] = LegacyLogprobs(self._echoes[choice].characters)
 
@@ -167,9 +167,9 @@ class CompletionChoiceRenderer:
         logprobs = self._logprobs[choice]
         likelihoods = [of for delta in deltas for of in delta.likelihoods]
         taken = None if logprobs is None else logprobs.take(likelihoods)
-        before, told = self._echoes[choice].take() if self._echoes else ("", None)
-        if taken and told:
-            taken = {name: told[name] + taken[name] for name in taken}
+        before, echoed = self._echoes[choice].take() if self._echoes else ("", None)
+        if taken and echoed:
+            taken = {name: echoed[name] + taken[name] for name in taken}
         return _choice(choice, before + text, logprobs=taken, reason=reason)
 
 

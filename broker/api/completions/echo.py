@@ -27,7 +27,7 @@ class Echo:
         self._scored = scored
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._due = 0
-        self._heard: list[PromptToken] = []
+        self._tokens: list[PromptToken] = []
         self._given = 0
         self._at = 0
 
@@ -36,10 +36,10 @@ class Echo:
         """Length of the whole text, once the request is accepted."""
         return len(self._text or "")
 
-    def hear(self, item: Accepted | PromptLogprobs) -> None:
+    def add_prompt(self, item: Accepted | PromptLogprobs) -> None:
         """Accept the prompt's text, or the logprobs of more of its tokens."""
         if isinstance(item, PromptLogprobs):
-            self._heard += item.tokens
+            self._tokens += item.tokens
             return
         self._due = item.prompt_tokens
         if self._text is None:
@@ -51,7 +51,7 @@ class Echo:
         if not self._scored:
             given, self._given = self._given, len(text)
             return text[given:], None
-        tokens, self._heard = self._heard, []
+        tokens, self._tokens = self._tokens, []
         lists = legacy_lists(tokens, [self._place(text, token.bytes) for token in tokens])
         self._due -= len(tokens)
         given, self._given = self._given, self._at if self._due > 0 else len(text)

@@ -97,5 +97,5 @@ class RerankRenderer(VectorRenderer):
         return encode(self._head | {"results": results, "usage": usage_object(self.usage)})
 
     def _result(self, place: int, score: float) -> dict[str, object]:
-        told = {"document": {"text": self._texts[place]}} if self._texts else {}
-        return {"index": place, "relevance_score": score, **told}
+        fields = {"document": {"text": self._texts[place]}} if self._texts else {}
+        return {"index": place, "relevance_score": score, **fields}

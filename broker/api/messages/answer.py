@@ -79,8 +79,8 @@ class MessageSseRenderer(SseRenderer):
 
     def _finish(self, finished: Finished) -> Iterator[bytes]:
         self.over = True
-        told = {"delta": self._ending(finished), "usage": usage_object(finished.usage)}
-        yield typed_event({"type": "message_delta", **told})
+        fields = {"delta": self._ending(finished), "usage": usage_object(finished.usage)}
+        yield typed_event({"type": "message_delta", **fields})
         yield typed_event({"type": "message_stop"})
 
     def _ending(self, finished: Finished) -> dict[str, Any]:

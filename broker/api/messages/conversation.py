@@ -63,9 +63,9 @@ def _spoken(message: Message, place: str) -> Iterator[dict[str, Any]]:
     if message.content is None or isinstance(message.content, str):
         yield {"role": message.role, "content": message.content or ""}
     elif message.role == "assistant":
-        yield from _said(message.content, place)
+        yield from _assistant_messages(message.content, place)
     else:
-        yield from _heard(message.role, message.content, place)
+        yield from _user_messages(message.role, message.content, place)
 
 
 def _is_compaction(message: Message) -> bool:
@@ -73,9 +73,9 @@ def _is_compaction(message: Message) -> bool:
     return isinstance(blocks, list) and any(isinstance(b, CompactionBlock) and b.content for b in blocks)
 
 
-def _said(blocks: Sequence[Block], place: str) -> list[dict[str, Any]]:
+def _assistant_messages(blocks: Sequence[Block], place: str) -> list[dict[str, Any]]:
     """Convert an assistant message: reasoning, text, tool calls, and results of tools that ran elsewhere."""
-    said: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     turn: list[Block] = []
     results = {b.tool_use_id: text for b in blocks if isinstance(b, ServerToolResult) and (text := _read(b))}
     for index, block in enumerate(blocks):
@@ -85,16 +85,16 @@ def _said(blocks: Sequence[Block], place: str) -> list[dict[str, Any]]:
             case ToolAdditionBlock() | ToolRemovalBlock():
                 raise _misplaced(block, f"{place}[{index}]", "system")
             case CompactionBlock(content=str(summary)) if summary:
-                said, turn = [summary_message(summary)], []
+                messages, turn = [summary_message(summary)], []
             case ServerToolResult() if block.tool_use_id in results:
-                said += [_turn(turn)] if turn else []
-                said.append(_result_message(block.tool_use_id, results[block.tool_use_id]))
+                messages += [_turn(turn)] if turn else []
+                messages.append(_result_message(block.tool_use_id, results[block.tool_use_id]))
                 turn = []
             case ServerToolUse() if block.id not in results:
                 pass  # what it found, if anything, is in the text behind it
             case _:
                 turn.append(block)
-    return [*said, _turn(turn)] if turn or not said else said
+    return [*messages, _turn(turn)] if turn or not messages else messages
 
 
 def _turn(blocks: Sequence[Block]) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def _call(block: ToolUseBlock | ServerToolUse) -> dict[str, Any]:
     return {"id": block.id, "type": "function", "function": function}
 
 
-def _heard(role: str, blocks: Sequence[Block], place: str) -> Iterator[dict[str, Any]]:
+def _user_messages(role: str, blocks: Sequence[Block], place: str) -> Iterator[dict[str, Any]]:
     """Convert a user message: tool results first, since they belong to the preceding assistant message."""
     parts: list[Part] = []
     for index, block in enumerate(blocks):

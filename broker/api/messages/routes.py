@@ -55,7 +55,7 @@ async def count_tokens(http: Request) -> ASGIApp:
     id = "count-" + secrets.token_hex(12)
     count = partial(request.count, read, id=id, incarnation=gateway.dispatcher.incarnation)
     asked, frames = await ask(gateway, context, target, len(raw), _converse(read, target), count)
-    renderer = TokenizeRenderer(lambda told: {"input_tokens": told.prompt_tokens})
+    renderer = TokenizeRenderer(lambda accepted: {"input_tokens": accepted.prompt_tokens})
     return respond(http, target, [asked], frames, renderer, prompts=1)
 
 

@@ -110,11 +110,11 @@ def _responses(operation: Operation) -> dict[str, Any]:
 
 
 def _answer(operation: Operation) -> dict[str, Any]:
-    if operation.told is None:
+    if operation.required is None:
         return {"description": "Success, without a body."}
     if operation.content != JSON:
         return {"description": "Success.", "content": {operation.content: {}}}
-    schema = {"type": "object", "required": list(operation.told)}
+    schema = {"type": "object", "required": list(operation.required)}
     content: dict[str, Any] = {JSON: {"schema": schema}}
     if operation.streams:
         content["text/event-stream"] = {}

@@ -31,7 +31,7 @@ ASKING = (400, 401, 404, 408, 413, 429, 500, 503, 504)
 class Operation:
     """One method on one path.
 
-    `path`: may contain path parameters, `{name}`. `body`: the type that decodes the request body. `told`:
+    `path`: may contain path parameters, `{name}`. `body`: the type that decodes the request body. `required`:
     required fields of the response document; None: the response has no body. `errors`: statuses.
     `parameters`: place and schema of each, all optional. `is_open`: no API key is needed. `content`: media
     type of the response. `form`: schema of the request body if that is a form.
@@ -40,7 +40,7 @@ class Operation:
     method: Literal["get", "post", "delete", "head"]
     path: str
     summary: str
-    told: tuple[str, ...] | None
+    required: tuple[str, ...] | None
     body: type | None = None
     streams: bool = False
     errors: tuple[int, ...] = (401,)
@@ -66,16 +66,16 @@ _PAGE: Mapping[str, tuple[Place, dict[str, Any]]] = {
 }
 
 
-def _asked(path: str, summary: str, body: type, *told: str, **more: Any) -> Operation:
-    return Operation("post", path, summary, told, body, errors=ASKING, **more)
+def _asked(path: str, summary: str, body: type, *required: str, **more: Any) -> Operation:
+    return Operation("post", path, summary, required, body, errors=ASKING, **more)
 
 
-def _asked_of_anthropic(path: str, summary: str, body: type, *told: str, **more: Any) -> Operation:
-    return _asked(path, summary, body, *told, parameters=_VERSION, dialect="anthropic", **more)
+def _asked_of_anthropic(path: str, summary: str, body: type, *required: str, **more: Any) -> Operation:
+    return _asked(path, summary, body, *required, parameters=_VERSION, dialect="anthropic", **more)
 
 
-def _read(path: str, summary: str, *told: str, **more: Any) -> Operation:
-    return Operation("get", path, summary, told, **more)
+def _read(path: str, summary: str, *required: str, **more: Any) -> Operation:
+    return Operation("get", path, summary, required, **more)
 
 
 _CHANGING = (400, 401, 404, 413, 503, 504)

@@ -114,24 +114,24 @@ class ResponseBuilder:
     def _finish(self, finished: Finished) -> Iterator[Event]:
         yield from self._output.close(complete=finished.reason != "length")
         complete = finished.reason != "length" and not self._output.is_broken
-        told: dict[str, Any] = {"usage": usage_object(finished.usage)}
+        fields: dict[str, Any] = {"usage": usage_object(finished.usage)}
         if finished.continued_by:
-            told["continued_by"] = finished.continued_by
+            fields["continued_by"] = finished.continued_by
         if complete:
-            yield self._end("completed", completed_at=int(self._clock()), **told)
+            yield self._end("completed", completed_at=int(self._clock()), **fields)
         else:
-            yield self._end("incomplete", incomplete_details={"reason": "max_output_tokens"}, **told)
+            yield self._end("incomplete", incomplete_details={"reason": "max_output_tokens"}, **fields)
 
     def _fail(self, error: RequestError) -> Iterator[Event]:
         """Yield the error as two events: SDKs raise the first, agents read the second."""
         self.error = error
-        told = error_object(error)["error"]
-        flat = {name: told[name] for name in ("code", "message", "param")}
-        yield {"type": "error", **flat, "error": told}
-        yield self._end("failed", error={"code": told["code"], "message": told["message"]})
+        document = error_object(error)["error"]
+        flat = {name: document[name] for name in ("code", "message", "param")}
+        yield {"type": "error", **flat, "error": document}
+        yield self._end("failed", error={"code": document["code"], "message": document["message"]})
 
-    def _end(self, how: str, **told: Any) -> Event:
-        self.document = self._envelope | {"status": how, "output": self._output.items, **told}
+    def _end(self, how: str, **fields: Any) -> Event:
+        self.document = self._envelope | {"status": how, "output": self._output.items, **fields}
         if self._keep is not None and (self.error is None or self._keeps_failures):
             self._keep(self.document)
         return {"type": f"response.{how}", "response": self.document}

@@ -107,13 +107,13 @@ class _ItemLookup:
         stem = of[1] if (of := _ITEM_ID.fullmatch(id)) else ""
         if stem not in self._known:
             self._known[stem] = await self._items(stem)
-        found = self._known[stem].get(id) or self._said_before().get(id)
+        found = self._known[stem].get(id) or self._earlier_items().get(id)
         if found is None:
             message = f"Item with id {id[:128]!r} not found: its response is not stored, or no longer."
             raise RequestError(Code.RESPONSE_NOT_FOUND, message, param=param)
         return found
 
-    def _said_before(self) -> dict[str, dict[str, Any]]:
+    def _earlier_items(self) -> dict[str, dict[str, Any]]:
         if _BEFORE not in self._known:
             items = (item for piece in self._before for item in piece.items())
             self._known[_BEFORE] = {str(item.get("id")): item for item in items}

@@ -333,11 +333,11 @@ class _Turn:
             "tool_calls": self.calls,
         }
 
-    def add(self, said: AssistantPiece) -> None:
-        self.thought.add(said.thought, said.id)
-        self.content.add(said.text, said.id)
-        if said.call is not None:
-            self.calls.append(said.call)
+    def add(self, piece: AssistantPiece) -> None:
+        self.thought.add(piece.thought, piece.id)
+        self.content.add(piece.text, piece.id)
+        if piece.call is not None:
+            self.calls.append(piece.call)
 
 
 Placed = tuple[str, Item]

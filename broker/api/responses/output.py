@@ -78,8 +78,8 @@ class _Message(_Item):
         self._logprobs: list[dict[str, Any]] = []
 
     def _item(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
-        said = {"role": "assistant", "content": content}
-        return {"id": self.id, "type": "message", "status": status, **said}
+        fields = {"role": "assistant", "content": content}
+        return {"id": self.id, "type": "message", "status": status, **fields}
 
     def opened(self) -> Iterator[Event]:
         yield self._added(self._item("in_progress", []))
@@ -122,8 +122,8 @@ class _Thought(_Item):
             self._part_event = "response.content_part"
 
     def _item(self, status: str, parts: list[dict[str, Any]], sealed: str | None) -> dict[str, Any]:
-        told = {"summary": parts} if self._style.summarized else {"summary": [], "content": parts}
-        item = {"id": self.id, "type": "reasoning", "status": status, **told}
+        fields = {"summary": parts} if self._style.summarized else {"summary": [], "content": parts}
+        item = {"id": self.id, "type": "reasoning", "status": status, **fields}
         return item if sealed is None else item | {"encrypted_content": sealed}
 
     def opened(self) -> Iterator[Event]:
@@ -172,8 +172,8 @@ class _Call(_Item):
         self._arguments: list[str] = []
 
     def _item(self, status: str, arguments: str) -> dict[str, Any]:
-        said = {**self._named, "arguments": arguments}
-        return {"id": self.id, "type": "function_call", "status": status, **said}
+        fields = {**self._named, "arguments": arguments}
+        return {"id": self.id, "type": "function_call", "status": status, **fields}
 
     def opened(self) -> Iterator[Event]:
         yield self._added(self._item("in_progress", ""))
@@ -185,8 +185,8 @@ class _Call(_Item):
     def closed(self, status: str) -> Iterator[Event]:
         arguments = "".join(self._arguments)
         status = status if is_whole(arguments) else "incomplete"
-        told = {"name": self._named["name"], "arguments": arguments}
-        yield {"type": "response.function_call_arguments.done", **self.place, **told}
+        fields = {"name": self._named["name"], "arguments": arguments}
+        yield {"type": "response.function_call_arguments.done", **self.place, **fields}
         yield self._done(self._item(status, arguments))
 
 
@@ -200,19 +200,19 @@ class _CustomCall(_Call):
         self._input = InputReader()
 
     def _item(self, status: str, arguments: str) -> dict[str, Any]:
-        said = {**self._named, "input": arguments}
-        return {"id": self.id, "type": "custom_tool_call", "status": status, **said}
+        fields = {**self._named, "input": arguments}
+        return {"id": self.id, "type": "custom_tool_call", "status": status, **fields}
 
     def grow(self, arguments: str) -> Iterator[Event]:
         self._arguments.append(arguments)
-        yield from self._told(self._input.push(arguments))
+        yield from self._delta(self._input.push(arguments))
 
-    def _told(self, text: str) -> Iterator[Event]:
+    def _delta(self, text: str) -> Iterator[Event]:
         if text:
             yield {"type": "response.custom_tool_call_input.delta", **self.place, "delta": text}
 
     def closed(self, status: str) -> Iterator[Event]:
-        yield from self._told(self._input.close())
+        yield from self._delta(self._input.close())
         text = self._input.text
         status = status if is_whole("".join(self._arguments)) else "incomplete"
         yield {"type": "response.custom_tool_call_input.done", **self.place, "input": text}

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from broker.api.responses.body import Body, Format, Text
 from broker.api.responses.items import ConfigurationUpdate, Placed, additional_tools, messages, read
 from broker.api.responses.output import OutputStyle
-from broker.api.responses.tools import ResponsesToolOffer, offer, told
+from broker.api.responses.tools import ResponsesToolOffer, offer, tool_document
 from broker.dialects.body import encode, wrong
 from broker.dialects.normalize import Conversation, normalize
 from broker.dialects.parameters import sampling, sparse_of, stop_strings, token_limit
@@ -138,7 +138,7 @@ def envelope(body: Body, *, id: str, model: str, created_at: int, kept: bool) ->
         "service_tier": "default",
         "store": kept,
         "text": _text(body),
-        "tools": Raw(encode([told(tool) for tool in body.tools or []])),
+        "tools": Raw(encode([tool_document(tool) for tool in body.tools or []])),
         "truncation": "disabled",  # whatever was requested: prompts are never truncated
         "usage": None,
     }

@@ -185,7 +185,7 @@ def _unserved() -> RequestError:
     return wrong("tool_choice", "must be 'auto', 'none', 'required', a function or 'allowed_tools'")
 
 
-def told(tool: Described) -> dict[str, Any]:
+def tool_document(tool: Described) -> dict[str, Any]:
     """Return a tool as the response repeats it; functions get all fields that SDK types require."""
     absent = {"description": None, "parameters": None, "strict": None}
     return absent | dict(tool) if (tool.get("type") or "function") == "function" else dict(tool)

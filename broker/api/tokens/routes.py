@@ -29,10 +29,10 @@ async def tokenize(request: Request) -> ASGIApp:
     else:
         asked, frames = _unprompted(gateway), []
 
-    def document(told: Accepted) -> dict[str, object]:
+    def document(accepted: Accepted) -> dict[str, object]:
         known = gateway.dispatcher.fleet.models[target.model]
         pieces = bool(body.return_token_strs)
-        return tokens.tokenized(told, context_length=known.context_length, pieces=pieces)
+        return tokens.tokenized(accepted, context_length=known.context_length, pieces=pieces)
 
     wanted = tokens.tokenize(body, asked)
     return respond(request, target, [wanted], frames, tokens.TokenizeRenderer(document), prompts=1)
@@ -44,7 +44,7 @@ async def detokenize(request: Request) -> ASGIApp:
     body, _ = await take_body(request, tokens.read_detokenize)
     target = gateway.dispatcher.choose(body.model)
     wanted = tokens.detokenize(body, _unprompted(gateway))
-    renderer = tokens.TokenizeRenderer(lambda told: {"prompt": told.prompt})
+    renderer = tokens.TokenizeRenderer(lambda accepted: {"prompt": accepted.prompt})
     return respond(request, target, [wanted], [], renderer, prompts=1)
 
 

@@ -99,11 +99,11 @@ class TokenizeRenderer(DocumentRenderer):
         return encode(self._make(self._accepted))
 
 
-def tokenized(told: Accepted, *, context_length: int, pieces: bool) -> dict[str, Any]:
+def tokenized(accepted: Accepted, *, context_length: int, pieces: bool) -> dict[str, Any]:
     """Return the answer to /tokenize. `pieces`: whether the token strings are included."""
     return {
-        "count": told.prompt_tokens,
+        "count": accepted.prompt_tokens,
         "max_model_len": context_length,
-        "tokens": told.tokens,
-        "token_strs": told.pieces if pieces else None,
+        "tokens": accepted.tokens,
+        "token_strs": accepted.pieces if pieces else None,
     }

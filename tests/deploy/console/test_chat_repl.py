@@ -100,7 +100,7 @@ def test_conversation_is_saved_beside_old_files(talking: ChatRepl, played: Playe
         talking, "/system be brief", "Hi", f"/save {text}", f"/save {messages}", f"/save {messages}"
     )
     assert text.read_text() == "## System\n\nbe brief\n\n## User\n\nHi\n\n## Assistant\n\nHello **you**\n"
-    assert json.loads(messages.read_text()) == talking.conversation.told()
+    assert json.loads(messages.read_text()) == talking.conversation.request_messages()
     assert shown.count("saved in") == 2
     assert "File exists" in shown
 

@@ -76,7 +76,7 @@ def test_a_system_or_memory_too_small_is_named() -> None:
     assert (system.verdict, "needs macOS 14" in system.advice) == (Verdict.WRONG, True)
     small = findings(memory=MachineMemory(2 * GB, GB, GB // 8, wired_limit=GB))
     [fits] = [finding for finding in small if finding.about == "models that fit"]
-    assert (fits.verdict, fits.told) == (Verdict.NOTE, "only the embedded one")
+    assert (fits.verdict, fits.text) == (Verdict.NOTE, "only the embedded one")
 
 
 def test_several_faults_are_all_named() -> None:

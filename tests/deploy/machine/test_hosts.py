@@ -34,7 +34,7 @@ HOSTS = Hosts([HERE, READY])
 def told(second: HostReport | None, backend: Backend = "ring", why: str = "") -> dict[str, str]:
     """Return the problems found with this report of the second machine, each with its advice."""
     findings = examine(FILE, HOSTS, backend, [HostAnswer(HERE, WELL), HostAnswer(READY, second, why)])
-    return {f.told: f.advice for f in findings if f.verdict is Verdict.WRONG}
+    return {f.text: f.advice for f in findings if f.verdict is Verdict.WRONG}
 
 
 @pytest.mark.parametrize(
@@ -62,10 +62,10 @@ def test_machines_are_asked_here_and_over_ssh(tmp_path: Path, monkeypatch: pytes
     ssh.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     here, there, lost = ask(Hosts([HERE, READY, Host("mac-3", python="/no/python")]), str(tmp_path))
-    assert here.told.versions["mlx"]
-    assert not here.told.model
-    assert there.told == here.told
-    assert lost.told is None
+    assert here.report.versions["mlx"]
+    assert not here.report.model
+    assert there.report == here.report
+    assert lost.report is None
     assert "/no/python" in lost.why
     assert (tmp_path / "asked").read_text().split() == ["mac-2", "mac-3"]
 
@@ -87,4 +87,4 @@ def test_silent_machine_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_p
     hangs.chmod(0o755)
     monkeypatch.setattr(hosts_module, "ANSWER_S_MAX", 0.05)
     [asked] = ask(Hosts([Host("127.0.0.1", ["10.0.0.1"], [None], python=str(hangs))]), "")
-    assert (asked.told, asked.why) == (None, "no answer within 0.05 s")
+    assert (asked.report, asked.why) == (None, "no answer within 0.05 s")

@@ -136,7 +136,7 @@ def is_open(fd):
     try: os.fstat(fd)
     except OSError: return False
     return True
-line, book = (int(os.environ[f"ROUNDHOUSE_{name}_FD"]) for name in ("LIFELINE", "LOGBOOK"))
+line, book = (int(os.environ[f"ROUNDHOUSE_{name}_FD"]) for name in ("LIFELINE", "BREADCRUMBS"))
 open_ones = [fd for fd in range(256) if is_open(fd)]
 say("open:", *(fd for fd in open_ones if fd not in (line, book)), "and", {line, book} <= set(open_ones))
 import select; say("parent lives:", select.select([line], [], [], 0) == ([], [], []))

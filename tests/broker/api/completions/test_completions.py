@@ -200,8 +200,8 @@ def scored(first: int, pieces: Sequence[bytes]) -> PromptLogprobs:
 def offsets(text: str, pieces: Sequence[bytes]) -> list[int]:
     """Return the text offsets of all tokens, scored in one message."""
     echo = Echo(text, scored=True)
-    echo.hear(accepted(prompt_tokens=len(pieces)))
-    echo.hear(scored(0, pieces))
+    echo.add_prompt(accepted(prompt_tokens=len(pieces)))
+    echo.add_prompt(scored(0, pieces))
     prompt, lists = echo.take()
     assert prompt == text
     assert lists is not None
@@ -222,11 +222,11 @@ def test_joined_pieces_are_the_prompt_however_it_is_cut(text: str, data: Any) ->
     cuts = sorted(data.draw(st.sets(st.integers(1, len(raw)), max_size=12)) | {len(raw)})
     pieces = [raw[first:last] for first, last in itertools.pairwise([0, *cuts])]
     echo = Echo(text, scored=True)
-    echo.hear(accepted(prompt_tokens=len(pieces)))
+    echo.add_prompt(accepted(prompt_tokens=len(pieces)))
     said, places = "", []
     parts = sorted(data.draw(st.sets(st.integers(0, len(pieces)))) | {0, len(pieces)})
     for first, last in itertools.pairwise(parts):
-        echo.hear(scored(first, pieces[first:last]))
+        echo.add_prompt(scored(first, pieces[first:last]))
         more, lists = echo.take()
         said += more
         places += lists["text_offset"] if lists else []
