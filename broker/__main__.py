@@ -27,8 +27,7 @@ from broker.dispatch.routing import Routing
 from broker.middleware.auth import ApiKeys
 from broker.middleware.limits import KeyConcurrency
 from broker.middleware.media_memory import MediaMemory
-from broker.server.listeners import ListenError, check_exposure, open_listeners, url
-from broker.server.server import Server, server_config
+from broker.server.server import ListenError, Server, check_exposure, open_listeners, server_config, url
 from broker.state import Fetch, GatewayState, journal_at
 from broker.transport.keep_awake import SleepInhibitor, program
 from broker.transport.router import RouterLink

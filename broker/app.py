@@ -33,7 +33,7 @@ from broker.api.responses import conversation_routes as conversations
 from broker.api.responses import routes as responses
 from broker.api.tokens import routes as tokens
 from broker.dialects.host_patterns import HostPatterns
-from broker.middleware import exception_handlers as errors
+from broker.middleware import errors
 from broker.middleware.auth import AuthMiddleware
 from broker.middleware.content_encoding import ContentEncodingMiddleware
 from broker.middleware.context import RequestContextMiddleware

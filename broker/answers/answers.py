@@ -12,8 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from broker.answers.answer import Answer, Scheduler
-from broker.answers.disk_gate import DiskGate
+from broker.answers.answer import Answer, DiskGate, Scheduler
 from broker.dispatch.flight import Flight
 from protocol.errors import Code, RequestError
 

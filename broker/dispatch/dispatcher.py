@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from broker.dispatch.adapters import AdapterCatalogue
-from broker.dispatch.admission import Admission
+from broker.dispatch.admission import Admission, check_prompt
 from broker.dispatch.cache_clear import CacheClear, CacheClears
 from broker.dispatch.catalogue import Catalogue, Tell
 from broker.dispatch.checkpoint import Checkpoint, checkpoint_of, flight_of
@@ -22,10 +22,8 @@ from broker.dispatch.figures import ModelFigures
 from broker.dispatch.fleet import Fleet, HealthState, Target, UnloadedModel, Worker
 from broker.dispatch.flight import LONG_S, Flight, Flights, Item
 from broker.dispatch.history import MetricsHistory
-from broker.dispatch.prompt_bound import check_prompt
 from broker.dispatch.routing import Routing
-from broker.dispatch.slow_readers import DISPLACED, displaced
-from broker.dispatch.starvation import Starvation
+from broker.dispatch.starvation import DISPLACED, Starvation, displaced
 from broker.dispatch.traffic import Traffic
 from broker.dispatch.worker_messages import WorkerMessages
 from protocol.errors import Code, RequestError

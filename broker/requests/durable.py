@@ -9,8 +9,7 @@ from functools import partial
 from hashlib import sha256
 
 from broker.answers.answer import Answer
-from broker.answers.record import AnswerRecord
-from broker.answers.recorder import AnswerRecorder
+from broker.answers.record import AnswerRecord, AnswerRecorder
 from broker.api.admin.report import version
 from broker.api.rendering import Rendering
 from broker.api.responses.answer import Document

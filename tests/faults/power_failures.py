@@ -29,7 +29,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from broker.answers.disk_gate import DISK_S_MAX
+from broker.answers.answer import DISK_S_MAX
 from broker.api.batches.records import BatchRecord, Dialect
 from broker.api.batches.store import DATABASE_NAME
 from protocol.common.state_folder import JOURNAL_NAME

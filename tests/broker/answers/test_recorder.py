@@ -12,12 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.answers import record
-from broker.answers.answer import COLLECTED_S_MAX, Scheduler
+from broker.answers.answer import COLLECTED_S_MAX, DISK_S_MAX, Scheduler
 from broker.answers.answers import DurableAnswers
-from broker.answers.disk_gate import DISK_S_MAX
 from broker.answers.open_flights import OpenFlights
-from broker.answers.record import AnswerRecord, DeltaRun, Piece, PieceCollector
-from broker.answers.recorder import AnswerRecorder
+from broker.answers.record import AnswerRecord, AnswerRecorder, DeltaRun, Piece, PieceCollector
 from broker.api.rendering import ChatRendering
 from broker.dispatch.checkpoint import Checkpoint, checkpoint_of, flight_of
 from broker.dispatch.flight import Flight, Flights, Item

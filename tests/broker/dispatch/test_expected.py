@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.dispatch.expected import CONNECT_S_MAX
+from broker.dispatch.catalogue import CONNECT_S_MAX
 from protocol.errors import Code, RequestError
 from protocol.supervisor_messages import ModelState, ModelStates
 from tests.broker.dispatcher_line import Line, code_of, ready

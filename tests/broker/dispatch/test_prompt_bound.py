@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec import Raw
 from msgspec.structs import replace
 
-from broker.dispatch.prompt_bound import check_prompt
+from broker.dispatch.admission import check_prompt
 from protocol.errors import Code, RequestError
 from protocol.messages import Ready
 from protocol.types import TokenizeOptions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker.dispatch.flight import Flight
-from broker.dispatch.slow_readers import UNREAD_S_MAX, WAIT_S_MIN, displaced
+from broker.dispatch.starvation import UNREAD_S_MAX, WAIT_S_MIN, displaced
 from protocol.errors import Code
 from protocol.messages import Failed
 from tests.broker.dispatcher_line import Line, cancel

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from broker.server.listeners import ListenError, open_listeners, url
+from broker.server.server import ListenError, open_listeners, url
 from protocol.common.listening import LISTENER_FD, listen
 
 

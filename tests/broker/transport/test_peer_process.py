@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.transport.peer_process import kill_peer, peer_pid
-from broker.transport.router import LEFT_ALONE
+from broker.transport.router import LEFT_ALONE, kill_peer, peer_pid
 from protocol.messages import Hello
 from tests.broker.transport.test_router import LinkEvents, listening
 from tests.ports import free_port
@@ -122,9 +121,9 @@ def test_a_gateway_does_not_kill_itself_nor_a_group_of_processes(monkeypatch: py
     kill = os.kill
     monkeypatch.setattr("os.kill", lambda pid, number: killed.append(pid))
     for pid in (os.getpid(), 1, 0, -1):
-        monkeypatch.setattr("broker.transport.peer_process.peer_pid", lambda descriptor, pid=pid: pid)
+        monkeypatch.setattr("broker.transport.router.peer_pid", lambda descriptor, pid=pid: pid)
         assert not kill_peer([0], pid)
     assert killed == []
     monkeypatch.setattr("os.kill", kill)
-    monkeypatch.setattr("broker.transport.peer_process.peer_pid", lambda descriptor: gone.pid)
+    monkeypatch.setattr("broker.transport.router.peer_pid", lambda descriptor: gone.pid)
     assert not kill_peer([0], gone.pid), "a process that is gone already is no error"

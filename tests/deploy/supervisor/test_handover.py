@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from broker.server.listeners import take_over
+from broker.server.server import take_over
 from tests.deploy.supervisor.handover import handing_over, listening
 from tests.system import START_S_MAX, STOP_S_MAX, eventually
 
