@@ -15,10 +15,7 @@ from starlette.types import ASGIApp
 
 from broker.api.admin import adapter_routes as adapters
 from broker.api.admin import cache_routes as cache
-from broker.api.admin import inspect_routes as inspect
-from broker.api.admin import metrics_routes as metrics
 from broker.api.admin import model_routes as models
-from broker.api.admin import pull_routes as pulls
 from broker.api.admin import request_routes as requests
 from broker.api.admin import status_routes as status
 from broker.api.batches import message_routes as message_batches
@@ -68,7 +65,7 @@ EXPOSED_HEADERS = (
 )
 """Response headers that scripts from other origins may read."""
 
-KEYLESS = frozenset({metrics.PATH})
+KEYLESS = frozenset({status.METRICS_PATH})
 """Paths that need no key with `keyless_metrics`."""
 
 ROUTES = (
@@ -82,13 +79,10 @@ ROUTES = (
     *batches.ROUTES,
     *tokens.ROUTES,
     *embeddings.ROUTES,
-    *pulls.ROUTES,  # before the names of models
     *models.ROUTES,
     *adapters.ROUTES,
     *status.ROUTES,
-    *metrics.ROUTES,
     *cache.ROUTES,
-    *inspect.ROUTES,
     *requests.ROUTES,
     *openapi.ROUTES,
     *page.ROUTES,

@@ -17,6 +17,8 @@ Text parts of one message are joined by a newline, as in other OpenAI-compatible
 by a blank line.
 """
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,10 +26,12 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
+from broker.dialects.body import wrong
 from broker.dialects.parts import Attachment, Part
 from broker.dialects.parts import read as read_part
 from broker.dialects.parts import write as write_part
 from protocol.arguments import is_portable
+from protocol.conversation import BEFORE_TURN, IN_MESSAGE, PROMPT_ENDS, ends_with_prefill
 
 VOLATILE_HEADS = (
     "x-anthropic-billing-header:",  # Claude Code: `cc_version` varies by conversation, `cch` by request
@@ -269,3 +273,24 @@ def _write_content(content: str | list[Part], attachments: list[Attachment]) -> 
         return content
     attachments.extend(part for part in content if isinstance(part, Attachment))
     return [write_part(part) for part in content]
+
+
+# --- Assistant prefill: the last message is the assistant's, and the model continues it --------------
+
+
+def prompt_end_options(
+    messages: Sequence[Mapping[str, Any]], *, continues: bool | None, opens: bool | None
+) -> dict[str, str]:
+    """Return the worker's option for the end of the prompt, to add to the template's arguments.
+
+    `continues`, `opens`: vLLM's `continue_final_message` and `add_generation_prompt`. Raises `RequestError`
+    if both are true, and if there is no message to continue.
+    """
+    param = "continue_final_message"
+    if not continues:
+        return {PROMPT_ENDS: BEFORE_TURN} if opens is False else {}
+    if opens:
+        raise wrong(param, "and 'add_generation_prompt' cannot both be true")
+    if not ends_with_prefill(messages):
+        raise wrong(param, "requires a last message of the assistant with text and without tool calls")
+    return {PROMPT_ENDS: IN_MESSAGE}

@@ -1,6 +1,6 @@
 """Figures for operators: what is counted and measured, each defined in one place. Pure.
 
-`/metrics` shows all of them (`api.admin.metrics_routes`), the charts are made of the totals of some
+`/metrics` shows all of them (`api.admin.status_routes`), the charts are made of the totals of some
 (`dispatch.history`), and those of the gateway are read from its part of the status document
 (`api.admin.report`).
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from broker.api.responses.encrypted_content import seal
+from broker.api.responses.content import seal
 from tests.broker.asgi import run
 from tests.e2e.test_chat_families import ANSWER, DIALECTS, QUESTION, RESULT, Model, ask, read
 from tests.models.chat_families import BESIDE, FAMILIES, NAME, THOUGHT

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
-from broker.dialects.calls import as_text
 from broker.dialects.parameters import derived_seed
+from broker.dialects.tools import as_text
 from tests.faults.streams import Call, Client, scripted
 from tests.images import data_url, picture
 from tests.models.drawings import COLOURS, SHAPES, drawn, file_of

@@ -22,10 +22,13 @@ from broker.requests.status_streams import changes_of, check_watchers
 from broker.state import gateway_of
 from protocol.adapters import SEPARATOR
 from protocol.errors import adapter_not_found
+from protocol.supervisor_messages import PullState
 from protocol.tasks import tasks
 from protocol.types import AdapterInfo
 
 CHOICE_BYTES_MAX = 4096
+PULL_S_MAX = 24 * 3600.0
+"""Maximum time of a stream of a download's progress; the download goes on after it."""
 _LOADED, _UNLOADED = frozenset(("loaded", "failed")), frozenset(("unloaded", "failed"))
 _ANY = _LOADED | _UNLOADED | {"loading"}
 
@@ -150,8 +153,63 @@ def _adapter_object(dispatcher: Dispatcher, name: str, info: AdapterInfo) -> dic
     return adapter | {"rank": info.rank} | {key: base[key] for key in kept if key in base}
 
 
+# --- POST /v1/models/pull: download a model of the hub. GET /v1/models/pull[/ID], POST …/ID/cancel ---
+#
+# The supervisor downloads; the gateway only orders and reports. A client that leaves cancels nothing.
+
+
+async def pull(request: Request) -> Response:
+    """Order a download; return it without waiting, or stream its progress up to its end."""
+    gateway = gateway_of(request)
+    choice = read_choice(await read_body(request, CHOICE_BYTES_MAX))
+    if choice.stream:
+        check_watchers(gateway)
+    catalogue = gateway.dispatcher.catalogue
+    state = catalogue.pulls.order(choice.model)
+    catalogue.update()
+    if not choice.stream:
+        return JsonResponse(_object(state))
+
+    def document() -> dict[str, object]:
+        return _object(catalogue.pulls.state(state.id))
+
+    return changes_of(
+        gateway, "pull", document, is_last=lambda pull: pull["status"] != "running", s_max=PULL_S_MAX
+    )
+
+
+async def show_all(request: Request) -> Response:
+    """List the downloads that run, and the last ones."""
+    pulls = gateway_of(request).dispatcher.catalogue.pulls
+    return JsonResponse({"object": "list", "data": [_object(state) for state in pulls.states()]})
+
+
+async def show(request: Request) -> Response:
+    """Return a download."""
+    pulls = gateway_of(request).dispatcher.catalogue.pulls
+    return JsonResponse(_object(pulls.state(request.path_params["id"])))
+
+
+async def cancel(request: Request) -> Response:
+    """Cancel a download. A finished one stays as it is."""
+    catalogue = gateway_of(request).dispatcher.catalogue
+    state = catalogue.pulls.cancel(request.path_params["id"])
+    catalogue.update()
+    return JsonResponse(_object(state))
+
+
+def _object(state: PullState) -> dict[str, object]:
+    progress = {"done_bytes": state.done_bytes, "total_bytes": state.total_bytes}
+    pull = {"id": state.id, "object": "model.pull", "model": state.model, "status": state.stage, **progress}
+    return pull | ({"failure": state.failure} if state.failure else {})
+
+
 ROUTES = [
     Route("/v1/models", list_models),
+    Route("/v1/models/pull", show_all, methods=["GET"]),
+    Route("/v1/models/pull", pull, methods=["POST"]),
+    Route("/v1/models/pull/{id}", show, methods=["GET"]),
+    Route("/v1/models/pull/{id}/cancel", cancel, methods=["POST"]),
     Route("/v1/models/load", load, methods=["POST"]),
     Route("/v1/models/unload", unload, methods=["POST"]),
     Route("/v1/models/pin", pin, methods=["POST"]),

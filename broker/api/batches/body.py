@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Raw, Struct
 
 from broker.dialects.body import MetadataPairs, convert, decode, extra_schema, wrong
 
@@ -65,3 +65,30 @@ def read_expiry(fields: Mapping[str, str]) -> int | None:
 def _check_anchor(policy: ExpiresAfter, name: str) -> None:
     if policy.anchor != ANCHOR:
         raise wrong(f"{name}.anchor", f"must be '{ANCHOR}'")
+
+
+# --- Body of /v1/messages/batches --------------------------------------------------------------------
+
+LINES_MAX = 50_000
+"""Maximum number of requests of a batch, in every API."""
+
+
+class BatchRequest(Struct, frozen=True):
+    """A request of a batch. `params`: the body of a message request, which is parsed when it runs."""
+
+    custom_id: str
+    params: Raw
+
+
+class MessageBatchBody(Struct, kw_only=True):
+    """Body that creates a batch."""
+
+    requests: Annotated[list[BatchRequest], Meta(min_length=1, max_length=LINES_MAX)]
+
+
+_batch_decoder = msgspec.json.Decoder(MessageBatchBody)
+
+
+def read_requests(raw: bytes) -> list[BatchRequest]:
+    """Decode a body. Raises `RequestError` naming the parameter at fault."""
+    return decode(_batch_decoder, raw, is_sized=False).requests

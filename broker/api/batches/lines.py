@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
-from broker.api.batches.message_body import LINES_MAX, BatchRequest
+from broker.api.batches.body import LINES_MAX, BatchRequest
 from broker.api.batches.records import BatchRecord, Dialect, LineFault
 from broker.dialects.body import encode
 from broker.dialects.json_size import is_too_deep

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
+from broker.api.batches.body import BatchRequest, read_requests
 from broker.api.batches.lines import MESSAGES, FileCheck
-from broker.api.batches.message_body import BatchRequest, read_requests
-from broker.api.batches.paging import Paging
+from broker.api.batches.objects import Paging
 from broker.api.batches.records import WINDOW_S, BatchRecord
 from broker.dialects.body import encode
 from protocol.errors import Code, RequestError

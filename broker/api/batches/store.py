@@ -18,7 +18,7 @@ import logging
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -26,9 +26,8 @@ from typing import BinaryIO
 import msgspec
 from msgspec.structs import replace
 
-from broker.api.batches import conversion
 from broker.api.batches.records import BatchRecord, FileRecord, LineResult
-from broker.journal.database import DamagedError, Database
+from broker.journal.database import DamagedError, Database, locked
 from protocol.common.secure_files import is_private
 
 log = logging.getLogger(__name__)
@@ -86,7 +85,7 @@ class BatchStore:
 
     def exists(self) -> bool:
         """Return whether the folder holds anything."""
-        return (self.folder / DATABASE_NAME).exists() or conversion.is_former(self.folder)
+        return (self.folder / DATABASE_NAME).exists() or _is_former(self.folder)
 
     def open(self) -> None:
         """Create the folder if it is missing, lock it, and read all records. Idempotent.
@@ -101,7 +100,7 @@ class BatchStore:
             raise StorageError(f"{self.folder} must be a folder of your own with mode 0700")
         path = self.folder / DATABASE_NAME
         try:
-            with ExitStack() as failed, conversion.lock(self.folder):
+            with ExitStack() as failed, _former_lock(self.folder):
                 failed.callback(self.close)
                 self._database = Database(path, _SCHEMA)
                 self._read()
@@ -113,7 +112,7 @@ class BatchStore:
             raise StorageError(f"{path} cannot be used: {error}") from None
 
     def _read(self) -> None:
-        if conversion.is_former(self.folder):
+        if _is_former(self.folder):
             self._convert()
         files, batches = (self._run(f"SELECT id, record FROM {table}") for table in ("files", "batches"))
         self.files = {id: _file.decode(record) for id, record in files}
@@ -126,9 +125,9 @@ class BatchStore:
 
     def _convert(self) -> None:
         """Take over what an earlier version has left in files of its own."""
-        self.put(*conversion.records(self.folder))
+        self.put(*_former_records(self.folder))
         log.warning("%s is converted; of batches that are not over, all lines run again", self.folder)
-        conversion.remove(self.folder)
+        _remove_former(self.folder)
 
     def close(self) -> None:
         """Release the folder."""
@@ -303,3 +302,37 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+# --- Records of a batch folder of an earlier version, which had them in files of their own -----------
+#
+# lock                    taken by the process that uses the folder files/ID.json           the record of a
+# file batches/ID.json         the record of a batch batches/ID.results      the results of one that is not
+# over: not taken over, its lines run again
+
+
+def _is_former(folder: Path) -> bool:
+    """Return whether the folder is one of the earlier version."""
+    return (folder / "lock").exists()
+
+
+def _former_lock(folder: Path) -> AbstractContextManager[None]:
+    """Hold the lock of the earlier version, if the folder is of one. Raises `BlockingIOError`."""
+    return locked(folder / "lock") if _is_former(folder) else nullcontext()
+
+
+def _former_records(folder: Path) -> Iterator[FileRecord | BatchRecord]:
+    """Yield all records. Raises `OSError`, or `DamagedError` naming one that cannot be read."""
+    for path in sorted([*folder.glob("files/*.json"), *folder.glob("batches/*.json")]):
+        decoder = _file if path.parent.name == "files" else _batch
+        try:
+            yield decoder.decode(path.read_bytes())
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise DamagedError(f"{path} is damaged: move it away to go on without it ({error})") from None
+
+
+def _remove_former(folder: Path) -> None:
+    """Remove what was read. Raises `OSError`."""
+    for pattern in ("files/*.json", "batches/*", "lock"):
+        for path in list(folder.glob(pattern)):
+            path.unlink()

@@ -10,15 +10,14 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from broker.api.chat.body import Body
-from broker.dialects import continuation
 from broker.dialects.body import encode, encode_text
-from broker.dialects.calls import as_text, is_whole
 from broker.dialects.custom import InputReader
 from broker.dialects.logprobs import chat_logprobs
-from broker.dialects.normalize import Conversation, normalize
+from broker.dialects.normalize import Conversation, normalize, prompt_end_options
 from broker.dialects.parameters import sampling, sparse_of, stop_strings, token_limit
 from broker.dialects.reasoning import options
 from broker.dialects.response_format import form_of
+from broker.dialects.tools import as_text, is_whole
 from protocol.conversation import pack
 from protocol.messages import Accepted, Generate, PromptLogprobs
 from protocol.types import CallDelta, Delta, Media
@@ -38,7 +37,7 @@ def generate(
     """Make the request to the worker for the first choice. Raises `RequestError` if it cannot be encoded."""
     offer = body.offer
     reasoning = options(body)
-    wishes = reasoning.template_kwargs | continuation.options(
+    wishes = reasoning.template_kwargs | prompt_end_options(
         messages, continues=body.continue_final_message, opens=body.add_generation_prompt
     )
     return Generate(

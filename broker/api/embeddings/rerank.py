@@ -8,8 +8,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from broker.api.embeddings.embeddings import cut_at
-from broker.api.embeddings.vectors import VectorRenderer, usage_object
+from broker.api.embeddings.embeddings import VectorRenderer, cut_at, usage_object
 from broker.dialects.body import NonEmptyStr, PositiveInt, decode, encode
 from broker.dialects.parameters import MaxTokens, Priority, check_max_tokens
 from protocol.conversation import pack

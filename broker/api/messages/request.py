@@ -9,8 +9,9 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from broker.api.messages.body import Body, Prompt, ToolChoice, offered_tools
-from broker.dialects import continuation, tools
+from broker.dialects import tools
 from broker.dialects.body import encode
+from broker.dialects.normalize import prompt_end_options
 from broker.dialects.parameters import seed_of, sparse_of, token_limit
 from broker.dialects.tools import ToolOffer, offer
 from protocol.conversation import ends_with_prefill, pack
@@ -50,7 +51,7 @@ def count(prompt: Prompt, messages: Messages, media: list[Media], *, id: str, in
 
 def _prompt(prompt: Prompt, messages: Messages, media: list[Media], *, id: str, incarnation: str) -> Generate:
     shown = _offer(prompt).tools
-    wishes = prompt.reasoning_options.template_kwargs | continuation.options(
+    wishes = prompt.reasoning_options.template_kwargs | prompt_end_options(
         messages, continues=ends_with_prefill(messages), opens=None
     )
     return Generate(

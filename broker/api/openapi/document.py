@@ -184,7 +184,7 @@ def _schemas(operations: Iterable[Operation]) -> dict[str, Any]:
 
 
 def _permit_nulls(schema: dict[str, Any]) -> None:
-    """Let every property and entry be null that may be absent (see `coercion`)."""
+    """Let every property and entry be null that may be absent (see `broker.dialects.body`)."""
     properties = schema.get("properties", {})
     for name in properties.keys() - set(schema.get("required", ())):
         for form in (properties[name], *properties[name].get("anyOf", ())):

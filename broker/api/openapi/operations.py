@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 from broker.api.admin import body as admin
 from broker.api.batches import body as batch_body
-from broker.api.batches.body import EXPIRES_S_MAX, EXPIRES_S_MIN
-from broker.api.batches.message_body import MessageBatchBody
+from broker.api.batches.body import EXPIRES_S_MAX, EXPIRES_S_MIN, MessageBatchBody
 from broker.api.batches.message_objects import PAGING
 from broker.api.batches.objects import BATCHES, FILES
 from broker.api.chat import body as chat_body
@@ -18,7 +17,7 @@ from broker.api.embeddings import embeddings, rerank
 from broker.api.messages import body as messages
 from broker.api.responses import body as responses
 from broker.api.responses import compaction, conversations
-from broker.api.responses.listing import PAGE_ITEMS_MAX
+from broker.api.responses.conversations import PAGE_ITEMS_MAX
 from broker.api.tokens import tokens
 
 Place = Literal["query", "header"]

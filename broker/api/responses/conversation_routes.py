@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from broker.api.responses import conversations, listing
+from broker.api.responses import conversations
 from broker.api.responses.conversations import ConversationStore
 from broker.middleware.context import context_of
 from broker.middleware.json_response import JsonResponse
@@ -40,11 +40,11 @@ async def items(asked: Request) -> Response:
     """Return one page of the items, or add items."""
     store, (owner, id) = _store(asked), _name(asked)
     if asked.method == "GET":
-        return JsonResponse(listing.page(await store.items(owner, id), asked.query_params))
+        return JsonResponse(conversations.page(await store.items(owner, id), asked.query_params))
     await store.document(owner, id)
     body = conversations.read_items(await _raw(asked))
     added = await store.add(owner, id, body.items, secrets.token_hex(12))
-    return JsonResponse(listing.page(added, {"order": "asc"}))
+    return JsonResponse(conversations.page(added, {"order": "asc"}))
 
 
 async def item(asked: Request) -> Response:

@@ -15,8 +15,16 @@ from msgspec import Struct
 
 from broker.api.responses.body import Text
 from broker.api.responses.builtin_tools import CALL_ITEMS, SEARCH
-from broker.api.responses.content import VISUALS, Content, RawPart, content_of, text_of, wrong
-from broker.api.responses.encrypted_content import plain_text, unseal
+from broker.api.responses.content import (
+    VISUALS,
+    Content,
+    RawPart,
+    content_of,
+    plain_text,
+    text_of,
+    unseal,
+    wrong,
+)
 from broker.api.responses.tools import PlacedTools, definitions, flat_name
 from broker.dialects.body import convert
 from broker.dialects.foreign import result_text, summary_message

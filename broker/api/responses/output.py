@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from broker.api.responses.builtin_tools import CALL_ITEMS
-from broker.api.responses.encrypted_content import seal
-from broker.dialects.calls import fields_of, is_whole
+from broker.api.responses.content import seal
 from broker.dialects.custom import InputReader
 from broker.dialects.logprobs import entries
+from broker.dialects.tools import fields_of, is_whole
 from protocol.types import CallDelta, Delta, TokenLogprob
 
 Event = dict[str, Any]

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from broker.api.rendering import ResponseRendering
-from broker.api.responses import body, compaction, conversations, history, listing, request
+from broker.api.responses import body, compaction, conversations, history, request
 from broker.api.responses.answer import ResponseBuilder
 from broker.api.responses.items import Placed, listed
 from broker.api.responses.output import ResponseOutput
@@ -150,8 +150,8 @@ async def input_items(asked: Request) -> Response:
     gateway, name = gateway_of(asked), _name(asked)
     answer = gateway.answers.find(*name)
     if answer is not None and answer.inputs is not None:
-        return _json(listing.page(answer.inputs(), asked.query_params))
-    return _json(listing.page((await gateway.responses.get(*name)).input(), asked.query_params))
+        return _json(conversations.page(answer.inputs(), asked.query_params))
+    return _json(conversations.page((await gateway.responses.get(*name)).input(), asked.query_params))
 
 
 async def cancel(asked: Request) -> Response:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from broker.api.admin.metrics_routes import REASONS_MAX
+from broker.api.admin.status_routes import REASONS_MAX
 from protocol.messages import Heartbeat
 from protocol.supervisor_messages import ModelState, ModelStates
 from protocol.types import PrefixStatus, PreparationStatus, RankMemory, Resources

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.api.completions import completions
-from broker.api.completions.echo import Echo
+from broker.api.completions.completions import Echo
 from broker.dialects import choices as answer
 from broker.dialects.parameters import derived_seed
 from protocol.errors import Code, RequestError

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from broker.api.messages.answer import PING, MessageDocumentRenderer, MessageSseRenderer, message
 from broker.dialects.anthropic import error_object
-from broker.dialects.calls import as_text, is_whole
 from broker.dialects.openai import failure
+from broker.dialects.tools import as_text, is_whole
 from broker.dispatch.flight import Item
 from protocol.arguments import object_in
 from protocol.errors import KINDS, Code, RequestError

@@ -16,7 +16,7 @@ from jsonschema import Draft202012Validator
 
 from broker.api.admin import body as admin
 from broker.api.batches import body as batch_body
-from broker.api.batches.message_body import MessageBatchBody, read_requests
+from broker.api.batches.body import MessageBatchBody, read_requests
 from broker.api.chat import body as chat_body
 from broker.api.completions import completions
 from broker.api.embeddings import embeddings, rerank

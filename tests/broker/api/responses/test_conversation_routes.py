@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from broker.api.responses.compaction import REQUEST
-from broker.api.responses.encrypted_content import unseal
+from broker.api.responses.content import unseal
 from broker.dialects.foreign import SUMMARY
 from protocol.conversation import unpack
 from tests.broker.application import RESPONSES, House

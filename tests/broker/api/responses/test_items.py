@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from broker.api.chat import body as chat_body
 from broker.api.chat import chat
 from broker.api.responses import body, request
-from broker.api.responses.encrypted_content import UNREADABLE, seal, unseal
+from broker.api.responses.content import UNREADABLE, seal, unseal
 from broker.api.responses.history import recall
 from broker.api.responses.items import PASSED_OVER, TRIGGER, listed
 from broker.dialects.normalize import Conversation

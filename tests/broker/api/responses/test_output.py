@@ -14,7 +14,7 @@ from openai.types.responses import ResponseOutputItem
 from pydantic import TypeAdapter
 
 from broker.api.responses.answer import ResponseBuilder, ResponseDocumentRenderer, ResponseSseRenderer
-from broker.api.responses.encrypted_content import unseal
+from broker.api.responses.content import unseal
 from broker.api.responses.items import messages
 from broker.api.responses.output import OutputStyle, ResponseOutput
 from broker.api.responses.tools import QualifiedName

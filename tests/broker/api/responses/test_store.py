@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from broker.api.responses.body import read as read_body
+from broker.api.responses.conversations import PAGE_ITEMS, page
 from broker.api.responses.history import recall, response_id
 from broker.api.responses.items import Placed, listed
-from broker.api.responses.listing import PAGE_ITEMS, page
 from broker.api.responses.store import ResponseStore, StoredItems, StoredResponse
 from broker.journal.file import Name, StoredEntry
 from broker.journal.journal import Journal
