@@ -107,12 +107,17 @@ def definitions(tools: Sequence[Described], within: str = "", namespace: str = "
     `RequestError` for an invalid tool."""
     for index, tool in enumerate(tools):
         place = f"{within}tools[{index}]"
-        kind = str(tool.get("type") or "function")
+        kind = _kind(tool)
         if kind == "namespace" and not namespace:
             nested = convert(tool, _Namespace, place)
             yield from _described(definitions(nested.tools, f"{place}.", nested.name), nested.description)
         elif (function := _function(kind, tool, place)) is not None:
             yield OfferableTool(QualifiedName(namespace, function.name), function, kind)
+
+
+def _kind(tool: Described) -> str:
+    """Return the type of a tool as it is written; a function's may be absent."""
+    return str(tool.get("type") or "function")
 
 
 def _described(tools: Iterator[OfferableTool], description: str | None) -> Iterator[OfferableTool]:
@@ -143,7 +148,7 @@ def _wish(choice: str | Described | None, known: Mapping[str, OfferableTool]) ->
             return ToolChoicePolicy(required=True)
         case str():
             raise _unserved()
-    match choice.get("type") or "function":
+    match _kind(choice):
         case kind if kind in CALLABLE:
             [name] = _names("tool_choice", choice, known)
             return ToolChoicePolicy(required=True, name=name)
@@ -157,7 +162,7 @@ def _allowed(allowed: _Allowed, known: Mapping[str, OfferableTool]) -> ToolChoic
     names = [
         name
         for index, tool in enumerate(allowed.tools)
-        if (tool.get("type") or "function") in (*CALLABLE, "namespace")
+        if _kind(tool) in (*CALLABLE, "namespace")
         for name in _names(f"tool_choice.tools[{index}]", tool, known)
     ]
     return ToolChoicePolicy(allowed=frozenset(names), required=allowed.mode == "required")
@@ -165,11 +170,10 @@ def _allowed(allowed: _Allowed, known: Mapping[str, OfferableTool]) -> ToolChoic
 
 def _names(place: str, tool: Described, known: Mapping[str, OfferableTool]) -> list[str]:
     """Return the flat name of a tool, or those of a namespace. A name alone may be that of one namespace."""
-    if tool.get("type") in CALL_ITEMS:
-        tool = {"name": tool["type"]}
-    named = convert(tool, _Named, place)
+    kind = _kind(tool)
+    named = _Named(kind) if kind in CALL_ITEMS else convert(tool, _Named, place)
     name = flat_name(named.namespace, named.name)
-    if tool.get("type") == "namespace":
+    if kind == "namespace":
         found = [flat for flat, one in known.items() if one.split.namespace == named.name]
     elif name in known:
         return [name]
