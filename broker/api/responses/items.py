@@ -202,7 +202,7 @@ class ToolRecordItem(InputItem):
         return sent
 
     def _output(self, record: ToolRecord, place: str) -> Content:
-        if isinstance(self.output, dict) and self.output.get("type") in VISUALS:
+        if isinstance(self.output, dict) and str(self.output.get("type")) in VISUALS:
             return content_of([self.output], f"{place}.output")
         return result_text({name: getattr(self, name) for name in record.output})
 

@@ -186,6 +186,7 @@ MCP = {"type": "mcp_call", "id": "m", "server_label": "fs", "name": "ls", "argum
         ({"type": "shell_call_output", "output": [SHELL]}, None, '{"stdout":"a","outcome":{"exit_code":0}}'),
         ({"type": "apply_patch_call_output", "status": "failed", "output": None}, None, "failed"),
         ({"type": "computer_call_output", "call_id": "c", "output": SHOT}, None, [{"type": "image"}]),
+        ({"type": "computer_call_output", "output": {"type": {}, "a": 1}}, None, '{"a":1}'),
         ({"type": "program_output", "result": "3"}, None, "3"),
         (CALLED | {"namespace": "mcp__fs__", "arguments": "{}"}, ("mcp__fs__f", {}), None),
         (CALLED | {"type": "custom_tool_call", "input": "x"}, ("f", {"input": "x"}), None),
