@@ -16,8 +16,9 @@ _UNWRITTEN_HERE = rf"{UNWRITTEN.pattern}|\\[avc0]|\\(?:x|u00)(?:{_HEX})|\\[xu]{{
 _UNWRITTEN_IN_PATTERN = re.compile(_UNWRITTEN_HERE, re.IGNORECASE)
 _UNWRITTEN_CLASS = re.compile(rf"\[(?:{_UNWRITTEN_HERE}|-)+\]", re.IGNORECASE)
 _CLASS = re.compile(r"\[\^?(?:\\.|[^\]\\])+\]")
-_ESCAPE_OR_CLASS = re.compile(rf"\\.|{_CLASS.pattern}")
-_LOOK_AROUND = re.compile(r"\(\?<?[=!]")
+_ESCAPE_OR_CLASS = re.compile(rf"\\[^1-9]|{_CLASS.pattern}")
+_UNSUPPORTED = re.compile(r"\(\?<?[=!]|\\[1-9]")
+"""Look-arounds and back-references, apart from classes and escapes."""
 
 
 def check_pattern(pattern: str, keyword: str) -> None:
@@ -27,8 +28,9 @@ def check_pattern(pattern: str, keyword: str) -> None:
         found = _UNWRITTEN_IN_PATTERN.search(_CLASS.sub("", pattern))
     if found:
         raise SchemaError(f"contains the control character {found[0]!r} in a '{keyword}'", keyword)
-    if found := _LOOK_AROUND.search(_ESCAPE_OR_CLASS.sub("", pattern)):
-        raise SchemaError(f"has a '{keyword}' with the look-around '{found[0]}'", keyword)
+    if found := _UNSUPPORTED.search(_ESCAPE_OR_CLASS.sub("", pattern)):
+        what = "look-around" if found[0].startswith("(") else "back-reference"
+        raise SchemaError(f"has a '{keyword}' with the {what} '{found[0]}'", keyword)
 
 
 def _has_written(characters: str) -> bool:

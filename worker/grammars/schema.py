@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 import msgspec
 
@@ -21,7 +21,7 @@ from worker.grammars.finite import without_endless_values
 from worker.grammars.names import with_plain_names
 from worker.grammars.numbers import EXACT_MAX, is_read_exactly, with_exact_bounds
 from worker.grammars.patterns import UNWRITTEN, check_combined, check_pattern
-from worker.grammars.references import Schema, SchemaError, entries, items, looked_up, nodes, resolved
+from worker.grammars.references import Schema, SchemaError, entries, items, looked_up, nodes
 
 FORMATS = frozenset(
     ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid")
@@ -36,8 +36,6 @@ PATTERN_PROPERTIES_MAX = 64
 """Maximum in one object: they are compared pairwise, which takes more than a second for 200."""
 OPTIONAL_MAX = 400
 """Maximum optional properties of one object: with 500, llguidance exceeds its limits while enforcing them."""
-PLACES_MAX = 500
-"""Maximum of referenced places that hold no schemas by themselves: the objects around each are copied."""
 
 WHITE_SPACE = r"[ \t]{1,2}|\r?\n[ \t]{0,32}"
 """White space between JSON tokens, at most once: one or two blanks, or a line break and indentation. This
@@ -59,7 +57,6 @@ _DEPENDENTS: Mapping[str, tuple[str, ...]] = {
     "properties": ("additionalProperties",),
 }
 """Keywords whose meaning depends on another one: without it, they would allow less than the schema does."""
-_PLACES = frozenset(("", *_ONE, *_MANY, *_NAMED))
 _KINDS: Mapping[type, set[str]] = {
     dict: {*_NAMED},
     list: {"required", "enum", "allOf", "anyOf", "oneOf", "prefixItems"},
@@ -72,36 +69,20 @@ _NOT_IN_URI = re.compile(r"[ \[\]{}<>\"\\^`|]")
 _APPLIED = frozenset(("const", "enum", "allOf", "anyOf", "oneOf", "$ref"))
 REFERENCE_SIBLINGS = "constraints beside $ref"
 """Stands for all of them in `Relaxation.dropped`. Where references are circular, llguidance takes none."""
-COUNTS = ("minProperties", "maxProperties")
+OPTION_TYPES = "types beside $ref in oneOf"
+"""Stands in `Relaxation.dropped` for those that are written here, to compare the options."""
 _NAMES = {dict: "an object", list: "a list", str: "a string", int: "a non-negative integer"}
-Unenforceable = tuple[str, str]
-"""A keyword, and the value's identity: a pattern, or the patterns of names as JSON; empty: any value."""
-
-
-def _identity(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(sorted(entries(value)))
 
 
 @dataclass(slots=True)
 class Relaxation:
     """What is not enforced of a schema that may be relaxed.
 
-    `dropped`: what to drop. `keywords`: those that were dropped anywhere. `patterns`: those that were kept.
+    `dropped`: the keywords to drop wherever they occur. `keywords`: those that were dropped anywhere.
     """
 
-    dropped: frozenset[Unenforceable] = frozenset()
+    dropped: frozenset[str] = frozenset()
     keywords: set[str] = field(default_factory=set)
-    patterns: set[Unenforceable] = field(default_factory=set)
-
-    def applied(self, schema: Schema) -> Schema:
-        """Return one schema without what is to be dropped of it."""
-        for keyword, value in sorted(self.dropped):
-            if not value or value == _identity(schema.get(keyword)):
-                schema = self.drop(schema, keyword)
-        self.patterns |= {
-            (key, _identity(schema[key])) for key in ("pattern", "patternProperties") if key in schema
-        }
-        return schema
 
     def drop(self, schema: Schema, keyword: str) -> Schema:
         """Return the schema without a keyword and those that depend on it."""
@@ -133,26 +114,19 @@ def checked(schema: object, relaxation: Relaxation | None = None) -> Schema:
     if not isinstance(schema, dict):
         raise SchemaError("is not an object" if schema is not False else "is 'false', which allows nothing")
     root = {key: value for key, value in schema.items() if key != "x-guidance"}
-    if relaxation is None or ("patternProperties", "") not in relaxation.dropped:
-        _check_pattern_properties(root)
-    mended = _mended(root, root, 0, relaxation)
-    for names in _places_elsewhere(root):
-        target = _mended(looked_up("/".join(("#", *names)), root), root, 0, relaxation)
-        mended = _replaced(mended, names, target)
+    dropped = relaxation.dropped if relaxation else frozenset[str]()
+    count = sum(len(entries(node.get("patternProperties"))) for node in nodes(root))
+    if count > ALL_PATTERN_PROPERTIES_MAX and "patternProperties" not in dropped:
+        message = f"has more than {ALL_PATTERN_PROPERTIES_MAX} 'patternProperties'"
+        raise SchemaError(message, "patternProperties")
+    mended = _Mender(root, relaxation).mended(root, 0)
     if mended is False:
         raise SchemaError("has a 'not' that allows nothing")
     if mended is True:
         return {}
-    if relaxation is None or ("pattern", "") not in relaxation.dropped:
+    if "pattern" not in dropped:
         check_combined(root)
     return without_endless_values(mended)
-
-
-def _check_pattern_properties(root: Schema) -> None:
-    count = sum(len(entries(node.get("patternProperties"))) for node in nodes(root))
-    if count > ALL_PATTERN_PROPERTIES_MAX:
-        message = f"has more than {ALL_PATTERN_PROPERTIES_MAX} 'patternProperties'"
-        raise SchemaError(message, "patternProperties")
 
 
 def spelled(schema: Mapping[str, Any], *, lenient: bool = False) -> str:
@@ -163,52 +137,85 @@ def spelled(schema: Mapping[str, Any], *, lenient: bool = False) -> str:
     return json.dumps({**schema, "x-guidance": _WRITING | {"lenient": lenient}}, ensure_ascii=False)
 
 
-def _places_elsewhere(root: Schema) -> list[tuple[str, ...]]:
-    """Return the pointers of all references to places that hold no schemas by themselves, as OpenAPI's
-    `#/components/schemas/…`, without those within another one. Raises `SchemaError` if there are too many."""
-    found: dict[tuple[str, ...], None] = {}
-    for node in nodes(root):
-        names = tuple(unquote(str(node.get("$ref", ""))).split("/"))
-        if names[0] == "#" and len(names) > 1 and names[1] not in _PLACES:
-            found[names[1:]] = None
-    if len(found) > PLACES_MAX:
-        raise SchemaError(f"refers to more than {PLACES_MAX} places outside of '$defs'")
-    return [
-        names
-        for names in found
-        if isinstance(looked_up("/".join(("#", *names)), root), dict)
-        and not any(names[:cut] in found and names[cut] in _PLACES for cut in range(1, len(names)))
-    ]
+class _Mender:
+    def __init__(self, root: Schema, relaxation: Relaxation | None) -> None:
+        self._root = root
+        self._relaxation = relaxation
+        self._compares = relaxation is None or OPTION_TYPES not in relaxation.dropped
+        references = (node.get("$ref") for node in nodes(root))
+        self._targets = {id(looked_up(to, root)) for to in references if isinstance(to, str)}
 
+    def mended(self, schema: Any, depth: int) -> Any:
+        """Return a schema as llguidance enforces it, with all those within it. Raises `SchemaError`."""
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, dict):
+            raise SchemaError("contains a schema that is not an object")
+        if schema.get("not", False) in ({}, True):
+            return False
+        schema = self._enforceable(schema)
+        mended = {key: self._within(key, value, depth + 1) for key, value in schema.items()}
+        if "type" in mended and self._type_of(mended) == mended["type"]:
+            del mended["type"]  # where references are circular, llguidance takes no constraint beside them
+        if isinstance(mended.get("$ref"), str):
+            mended["$ref"] = _NOT_IN_URI.sub(lambda found: quote(found[0]), mended["$ref"])
+        if "prefixItems" in mended:
+            mended.pop("additionalItems", None)  # from older drafts; llguidance would ignore `prefixItems`
+        if "oneOf" in mended and self._compares:
+            mended["oneOf"] = [*map(self._resolved_option, mended["oneOf"])]
+        return _without_false_options(mended)
 
-def _replaced(node: Any, names: Sequence[str], value: object) -> Any:
-    """Return a copy of nested objects with another value at a pointer."""
-    if not names or not isinstance(node, dict):
-        return value if not names else node
-    name = names[0].replace("~1", "/").replace("~0", "~")
-    return node | {name: _replaced(node.get(name), names[1:], value)}
+    def _within(self, key: str, value: Any, depth: int) -> Any:
+        if depth > DEPTH_MAX:
+            raise SchemaError(f"is nested more than {DEPTH_MAX} levels deep")
+        if key in _NAMED and isinstance(value, dict):
+            return {name: self.mended(part, depth) for name, part in value.items()}
+        if key in _MANY and isinstance(value, list):
+            return [self.mended(part, depth) for part in value]
+        if key in _ONE:
+            return self.mended(value, depth)
+        return value if key in _APPLIED else self._elsewhere(value, depth)
 
+    def _elsewhere(self, node: Any, depth: int) -> Any:
+        """Mend the targets of references in places that hold no schemas, as OpenAPI's components."""
+        if not isinstance(node, dict):
+            return node
+        if id(node) in self._targets:
+            return self.mended(node, depth)
+        return {name: self._within("", part, depth + 1) for name, part in node.items()}
 
-def _mended(schema: Any, root: Schema, depth: int, relaxation: Relaxation | None) -> Any:
-    if isinstance(schema, bool):
-        return schema
-    if not isinstance(schema, dict):
-        raise SchemaError("contains a schema that is not an object")
-    if depth > DEPTH_MAX:
-        raise SchemaError(f"is nested more than {DEPTH_MAX} levels deep")
-    if schema.get("not", False) in ({}, True):
-        return False
-    schema = _enforceable(schema, root, relaxation)
-    mended = {key: _within(key, value, root, depth + 1, relaxation) for key, value in schema.items()}
-    if "type" in mended and _type_of(mended.get("$ref"), root) == mended["type"]:
-        del mended["type"]  # where references are circular, llguidance takes no constraint beside them
-    if isinstance(mended.get("$ref"), str):
-        mended["$ref"] = _NOT_IN_URI.sub(lambda found: quote(found[0]), mended["$ref"])
-    if "prefixItems" in mended:
-        mended.pop("additionalItems", None)  # from older drafts; llguidance would ignore `prefixItems`
-    if "oneOf" in mended and "anyOf" not in mended and _are_disjoint(mended["oneOf"], root):
-        mended = {"anyOf" if key == "oneOf" else key: value for key, value in mended.items()}
-    return _without_false_options(mended)
+    def _type_of(self, schema: Schema) -> object:
+        """Return the type that the schema behind a reference has itself; None if unknown."""
+        reference = schema.get("$ref")
+        found = looked_up(reference, self._root) if isinstance(reference, str) else None
+        return found.get("type") if isinstance(found, dict) and "$ref" not in found else None
+
+    def _resolved_option(self, option: Any) -> Any:
+        """Repeat the type of an object beside a reference to it: llguidance then resolves the reference, and
+        may find that no value matches two of the options, as of a tagged union."""
+        if isinstance(option, dict) and option.keys() == {"$ref"} and self._type_of(option) == "object":
+            return option | {"type": "object"}
+        return option
+
+    def _enforceable(self, schema: Schema) -> Schema:
+        """Return what can be enforced of one schema, apart from the schemas within it."""
+        schema = {key: value for key, value in schema.items() if _has_effect(key, value)}
+        _check_kinds(schema)
+        relaxation = self._relaxation or Relaxation()
+        for keyword in sorted(relaxation.dropped):
+            schema = relaxation.drop(schema, keyword)
+        if "patternProperties" not in relaxation.dropped:
+            schema = with_plain_names(schema, self._root)
+        if schema.get("format") in ("date", "date-time"):
+            schema = {"pattern": "^0{0,3}[1-9]"} | schema  # there is no year 0
+        while True:
+            try:
+                _check(schema)
+                return with_exact_bounds(_in_order(schema))
+            except SchemaError as error:
+                if self._relaxation is None or not error.keyword:
+                    raise
+                schema = relaxation.drop(schema, error.keyword)
 
 
 def _without_false_options(schema: Schema) -> object:
@@ -220,33 +227,6 @@ def _without_false_options(schema: Schema) -> object:
         if options:
             schema = schema | {key: options}
     return schema
-
-
-def _type_of(reference: object, root: Schema) -> object:
-    """Return the type that the schema behind a reference has itself; None if unknown."""
-    found = looked_up(reference, root) if isinstance(reference, str) else None
-    return found.get("type") if isinstance(found, dict) and "$ref" not in found else None
-
-
-def _enforceable(schema: Schema, root: Schema, relaxation: Relaxation | None) -> Schema:
-    """Return what can be enforced of one schema, apart from the schemas within it. Raises `SchemaError`."""
-    schema = {key: value for key, value in schema.items() if _has_effect(key, value)}
-    _check_kinds(schema)
-    schema = with_plain_names(schema, root)
-    if schema.get("format") in ("date", "date-time"):
-        schema = {"pattern": "^0{0,3}[1-9]"} | schema  # there is no year 0
-    if relaxation is None:
-        _check(schema, is_strict=True)
-        return with_exact_bounds(_in_order(schema))
-    schema = relaxation.applied(schema)
-    while True:
-        try:
-            _check(schema, is_strict=False)
-            return with_exact_bounds(_in_order(schema))
-        except SchemaError as error:
-            if not error.keyword:
-                raise
-            schema = relaxation.drop(schema, error.keyword)
 
 
 def _in_order(schema: Schema) -> Schema:
@@ -262,25 +242,15 @@ def _has_effect(key: str, value: object) -> bool:
     return _WITHOUT_EFFECT.get(key, ...) != value
 
 
-def _within(key: str, value: Any, root: Schema, depth: int, relaxation: Relaxation | None) -> Any:
-    if key in _NAMED and isinstance(value, dict):
-        return {name: _mended(part, root, depth, relaxation) for name, part in value.items()}
-    if key in _MANY and isinstance(value, list):
-        return [_mended(part, root, depth, relaxation) for part in value]
-    return _mended(value, root, depth, relaxation) if key in _ONE else value
-
-
 def _check_kinds(schema: Schema) -> None:
     for kind, keywords in _KINDS.items():
         for keyword in keywords & schema.keys():
             _check_kind(keyword, schema[keyword], kind)
 
 
-def _check(schema: Schema, *, is_strict: bool) -> None:
+def _check(schema: Schema) -> None:
     """Check limits of keywords, and refuse what llguidance would enforce only loosely."""
     _check_object(schema)
-    if not is_strict:
-        _check_counts(schema)
     for keyword in ("enum", "const"):
         for constant in _scalars([schema.get(keyword)]):
             _check_constant(constant, keyword)
@@ -311,22 +281,6 @@ def _check_object(schema: Schema) -> None:
         raise SchemaError(message, "minProperties")
 
 
-def _check_counts(schema: Schema) -> None:
-    """Refuse numbers of properties that a lenient llguidance would apply only to those that are not listed.
-
-    Otherwise it refuses them itself, and knows what `allOf` combines.
-    """
-    required = {*schema.get("required", ())}
-    fewest, most = (schema.get(key, len(required)) - len(required) for key in COUNTS)
-    if not schema.get("properties", {}).keys() - required:
-        return
-    is_closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
-    if "maxProperties" in schema and not (is_closed and most == 1 and fewest <= 1):
-        raise SchemaError("has a 'maxProperties' beside optional 'properties'", "maxProperties")
-    if fewest > 0 and not (is_closed and fewest == 1):
-        raise SchemaError("has a 'minProperties' beside optional 'properties'", "minProperties")
-
-
 def _check_constant(constant: object, keyword: str) -> None:
     if isinstance(constant, int) and abs(constant) > EXACT_MAX:
         message = f"contains the number {constant} in '{keyword}', which a 64-bit float cannot represent"
@@ -346,33 +300,3 @@ def _scalars(values: Iterable[object]) -> Iterator[object]:
             yield from _scalars(value)
         else:
             yield value
-
-
-def _are_disjoint(options: object, root: Schema) -> bool:
-    """Whether no value matches two options, because all require a property with different constants.
-
-    llguidance detects this too, except for options that are references, as generators write tagged unions.
-    """
-    if not isinstance(options, list):
-        return False
-    found = [resolved(option, root) for option in options]
-    objects = [one for one in found if isinstance(one, dict) and one.get("type") == "object"]
-    if len(objects) < len(found) or not objects:
-        return False
-    shared = set.intersection(*({*map(str, items(one.get("required")))} for one in objects))
-    return any(_tells_apart(name, objects, root) for name in sorted(shared))
-
-
-def _tells_apart(name: str, objects: list[Schema], root: Schema) -> bool:
-    tags: list[str] = []
-    for one in objects:
-        listed = one.get("properties")
-        tag = resolved(listed.get(name), root) if isinstance(listed, dict) else None
-        if not isinstance(tag, dict):
-            return False
-        values = [tag["const"]] if "const" in tag else items(tag.get("enum"))
-        found = [value for value in values if isinstance(value, str)]
-        if not found or len(found) < len(values):
-            return False
-        tags += found
-    return len(tags) == len({*tags})

@@ -52,6 +52,10 @@ def test_unimplemented_keyword_is_ignored_and_named(keyword: str) -> None:
         ({"const": 2**60}, ["const"]),
         ({"type": "integer", "minimum": 2**64}, ["minimum"]),
         (OPTIONAL | {"minProperties": 1}, ["minProperties"]),
+        (
+            {"propertyNames": {"pattern": "b"}, "allOf": [{"patternProperties": {"a": {}}}]},
+            ["patternProperties", "propertyNames"],
+        ),
         (CLOSED | {"minProperties": 1, "maxProperties": 2}, ["maxProperties"]),
         (
             {"type": "object", "patternProperties": {"a": {}, "b": {}}, "additionalProperties": False},
