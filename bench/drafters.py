@@ -6,15 +6,11 @@ import copy
 import json
 import shutil
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.generate import generate_step
-from mlx_lm.utils import load_model
 
-from tests.models.drafters import write_drafter
 from tests.models.fixtures import model_folder
 from tests.models.tokenizer import train_tokenizer
 from tests.models.weights import draw_weights
@@ -47,20 +43,6 @@ def folders(name: str) -> tuple[Path, Path, Path]:
         _written(home / "right", source, small, first),
         _written(home / "wrong", source, small, draw_weights(small, tokenizer, 1)),
     )
-
-
-def trained(target: Path, kind: str, prompts: Sequence[Sequence[int]], tokens: int, steps: int) -> Path:
-    """Train a drafter for the model in `target` on that model's answers to `prompts`, and return its
-    folder."""
-    network = load_model(target)[0]
-    said = [[*prompt, *_answer(network, prompt, tokens)] for prompt in prompts]
-    folder = target.with_name(f"{kind}-{steps}")
-    return write_drafter(kind, folder, network, mx.array(said, mx.uint32), steps)
-
-
-def _answer(network: Any, prompt: Sequence[int], tokens: int) -> list[int]:
-    drawn: Any = generate_step(mx.array(list(prompt)), network, max_tokens=tokens)
-    return [int(token) for token, _ in drawn]
 
 
 def _config(source: Path, layers: int) -> dict[str, Any]:

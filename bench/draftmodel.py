@@ -1,12 +1,11 @@
 """Throughput with a draft model over throughput without it, for draft models that agree and that do not.
 
-    python -m bench.draftmodel [--models dense,hybrid] [--batches 1,4,16] [--rounds 5] [--trained]
+    python -m bench.draftmodel [--models dense,hybrid] [--batches 1,4,16] [--rounds 5]
 
 In the target model all but the first few layers contribute little. The draft model consists of those first
 few, and mostly agrees. `wrong`: a draft model with other random weights, which never agrees. Answers are
 greedy. For comparison upstream's method with the same two models (`mlx_lm.server --draft-model`), for one
-request. `--trained`: trained drafters instead, each trained on these very answers, and each with random
-weights.
+request.
 """
 
 from __future__ import annotations
@@ -33,20 +32,17 @@ LEGEND = (
 )
 PROMPT_TOKENS = 126
 ANSWER_TOKENS = 128
-TRAINED_PROMPT_TOKENS = 24
-"""Short, because the drafters are trained on the prompts as well."""
-TRAINING_STEPS = {"eagle3": 150, "dflash": 400}
 UPSTREAM_GUESSES = 3
 """The number of draft tokens that `mlx_lm.server` uses."""
 
 
-def case_of(rows: int, prompt_tokens: int = PROMPT_TOKENS) -> Case:
+def case_of(rows: int) -> Case:
     """Return a case of `rows` greedy requests."""
     from bench.drafted import Case
     from bench.models import random_tokens
     from worker.values import EngineRequest, SamplingParams
 
-    prompts = [tuple(random_tokens(prompt_tokens, row)) for row in range(rows)]
+    prompts = [tuple(random_tokens(PROMPT_TOKENS, row)) for row in range(rows)]
     return Case(
         [
             EngineRequest(str(row), prompt, SamplingParams(), (), ANSWER_TOKENS, frozenset())
@@ -55,37 +51,23 @@ def case_of(rows: int, prompt_tokens: int = PROMPT_TOKENS) -> Case:
     )
 
 
-def run(models: Sequence[str], batches: Sequence[int], rounds: int, *, is_trained: bool = False) -> None:
+def run(models: Sequence[str], batches: Sequence[int], rounds: int) -> None:
     from bench.drafted import Drafted
     from bench.drafters import folders
     from bench.ours import load
 
     for name in models:
         target, right, wrong = folders(name)
-        drafts = _trained(target, max(batches)) if is_trained else {"agreeing": right, "wrong": wrong}
-        case = partial(case_of, prompt_tokens=TRAINED_PROMPT_TOKENS) if is_trained else case_of
         rows = []
-        for kind, draft in drafts.items():
+        for kind, draft in (("agreeing", right), ("wrong", wrong)):
             model = load(target, draft)
             for batch in batches:
                 make = partial(Drafted, model, batch)
-                rows.append(compared(f"{kind}, {batch} rows", make, case(batch), rounds))
+                rows.append(compared(f"{kind}, {batch} rows", make, case_of(batch), rounds))
                 print(*rows[-1], file=sys.stderr, flush=True)
-        if not is_trained:
-            rows.append(_upstream(target, right, rounds))
+        rows.append(_upstream(target, right, rounds))
         columns = ("", "off", "auto", "by wall clock", "by CPU time", "tokens a pass", "accepted")
         print_table(f"A draft model, {name}", columns, rows, LEGEND.format(rounds=rounds))
-
-
-def _trained(target: Path, rows: int) -> dict[str, Path]:
-    from bench.drafters import trained
-
-    prompts = [request.tokens for request in case_of(rows, TRAINED_PROMPT_TOKENS).requests]
-    return {
-        f"{name}{told}": trained(target, kind, prompts, ANSWER_TOKENS, steps)
-        for name, kind in (("EAGLE-3", "eagle3"), ("DFlash", "dflash"))
-        for told, steps in (("", TRAINING_STEPS[kind]), (", random", 0))
-    }
 
 
 def _upstream(target: Path, draft: Path, rounds: int) -> list[str]:
@@ -131,10 +113,9 @@ def main() -> None:
     parser.add_argument("--models", default="dense,hybrid", help="of dense, hybrid")
     parser.add_argument("--batches", default="1,4,16", help="rows that decode in one batch")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--trained", action="store_true", help="use drafters trained for the model")
     options = parser.parse_args()
     batches = [int(rows) for rows in options.batches.split(",")]
-    run(options.models.split(","), batches, options.rounds, is_trained=options.trained)
+    run(options.models.split(","), batches, options.rounds)
 
 
 if __name__ == "__main__":

@@ -133,7 +133,7 @@ def _run_rank(configured: WorkerSettings, here: rank_info.RankInfo | None, timer
     except (ModelError, InsufficientMemoryError) as error:
         return status_of(error)
     try:
-        leading = SetLoader(configured, meeting, timer, _probe_cache_folder())
+        leading = SetLoader(configured, meeting, timer)
         return _serve(leading, of_set(configured), timer, leading.device_memory)
     finally:
         meeting.tidy()

@@ -46,8 +46,6 @@ class DraftProposer(Protocol):
 
     relative_cost: float
     """Cost of one draft pass, relative to one token of the target model."""
-    block: int
-    """Maximum number of tokens that one pass drafts for a row."""
 
     def knows(self, row: str) -> bool:
         """Return whether the row's unread tokens can still be read."""

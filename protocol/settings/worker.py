@@ -113,8 +113,8 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, rename=public_name, omit
     draft_model: Annotated[
         str | None,
         Meta(
-            description="folder or Hugging Face id of a draft model with the same tokenizer, or of a drafter"
-            " trained for the model"
+            description="folder or Hugging Face id of a draft model with the same tokenizer, or of"
+            " multi-token-prediction layers of the model"
         ),
     ] = None
     experts_memory: Annotated[

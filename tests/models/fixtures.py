@@ -13,7 +13,7 @@ from worker.pocket import MODEL_PATH
 
 _HERE = Path(__file__).parent
 _NAMES = (
-    "configs", "corpus", "drafters", "encoders", "families", "family_sizes", "make", "mtp_models",
+    "configs", "corpus", "encoders", "families", "family_sizes", "make", "mtp_models",
     "tokenizer", "vision_configs", "vision_models", "weights", "whole_families", "whole_sizes",
     "whole_weights", "zoo", "zoo_attention", "zoo_parts", "zoo_states",
 )  # fmt: skip

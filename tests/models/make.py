@@ -15,7 +15,6 @@ from typing import Any
 import mlx.core as mx
 
 from tests.models.configs import CONFIGS, Config, context_tokens, generation_config
-from tests.models.drafters import DRAFTERS, make_drafter
 from tests.models.encoders import ENCODERS, make_encoder
 from tests.models.families import config_of, is_family, of_mlx_vlm
 from tests.models.mtp_models import HEADS, UNTIED, make_heads, make_untied
@@ -34,16 +33,13 @@ def make_model(name: str, folder: Path, seed: int = 0) -> Path:
 
     `dense` is Qwen3, `hybrid` Qwen3.5 (text), `sliding` Gemma 3 (text). The zoo has one for each other kind
     of cache, `families` one for each family. Those of `encoders` embed or rerank, those of `eyes` accept
-    images. `hybrid_heads` and `hybrid_heads_untied` have MTP layers; those of `drafters` draft for another
-    model. All are float32 (or quantized) and, except for one family, under 8 MB. Raises ValueError for an
-    unknown name.
+    images. `hybrid_heads` and `hybrid_heads_untied` have MTP layers. All are float32 (or quantized)
+    and, except for one family, under 8 MB. Raises ValueError for an unknown name.
     """
     if name in ENCODERS:
         return make_encoder(name, folder, seed)
     if name in EYES:
         return make_eyes(name, folder, seed)
-    if name in DRAFTERS:
-        return make_drafter(name, folder)
     if name == HEADS:
         return make_heads(folder)
     if name == UNTIED:

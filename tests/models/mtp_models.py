@@ -21,7 +21,7 @@ from tests.models.fixtures import model_folder
 
 HEADS = "hybrid_heads"
 UNTIED = "hybrid_heads_untied"
-"""Name of the variant with an untied output layer, which ranks can shard."""
+"""Name of the variant with an untied output layer."""
 PROMPTS = tuple(tuple((37 * prompt + 11 * place) % 1900 for place in range(20)) for prompt in range(6))
 ANSWER_TOKENS = 40
 _RIDGE = 1e-3

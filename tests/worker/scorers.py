@@ -13,7 +13,7 @@ class Weigher:
     read_of: dict[str, list[int]] = field(default_factory=dict)
     dropped: list[str] = field(default_factory=list)
 
-    relative_cost, block = 0.1, 1
+    relative_cost = 0.1
 
     def knows(self, row: str) -> bool:
         return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from worker.core.rows import Row
@@ -31,9 +30,9 @@ class DraftCatchUp:
     """
 
     def __init__(self, drafter: DraftProposer, target_s: float, length: int) -> None:
-        """`target_s`: between two tokens of a running stream. `length`: of a draft made token by token."""
-        self.length = length if drafter.block == 1 else min(drafter.block, 2 * length)
-        self.cost = drafter.relative_cost * math.ceil(self.length / drafter.block)
+        """`target_s`: between two tokens of a running stream. `length`: of a draft."""
+        self.length = length
+        self.cost = drafter.relative_cost * length
         """Cost of the passes of a draft, in plain steps."""
         self._drafter = drafter
         self._read_s = READ_SHARE * target_s

@@ -60,7 +60,7 @@ class SparsePrefillQueue:
         """
         requested_keep = request.sparse or self._default
         if request.left_out:
-            self._require(self._is_able, "This model's layers do not support it.")
+            self._require(self._is_able, "This model's layers, or its several machines, do not support it.")
             return requested_keep or SparsePrefill(keep=1.0)
         if (
             requested_keep is None
@@ -74,7 +74,7 @@ class SparsePrefillQueue:
         self._require(
             is_plain, "It does not work with images or with log-probabilities of the prompt. Leave it out."
         )
-        self._require(self._is_able, "This model's layers do not support it.")
+        self._require(self._is_able, "This model's layers, or its several machines, do not support it.")
         self._require(
             self._known_scorer, "It needs a draft model with attention: start the server with --draft-model."
         )

@@ -436,17 +436,14 @@ class ModelLoader:
 
     def _listener(self, folder: Path, network: Any) -> DraftProposer | None:
         """Load the drafter that reads the network's hidden states, if there is one."""
-        from worker.load.drafters.mtp_layers import load_heads
+        from worker.load.drafters.mtp_layers import load_own_layers, load_separate_layers
 
         drafter: DraftProposer | None = None
         if self._draft is not None:
-            from worker.load.drafters.trained_drafters import load_trained
-
-            drafter = load_trained(self._draft, network)
-            self._timer.lap("draft model")
+            drafter = load_separate_layers(self._draft, network)
         elif self._use_mtp and self._experts is None:
-            drafter = load_heads(folder, network, self.name)
-            self._timer.lap("prediction layers")
+            drafter = load_own_layers(folder, network, self.name)
+        self._timer.lap("prediction layers")
         return drafter
 
     def _encoding(self, folder: Path, config: ModelConfig, task: Task, progress: Progress) -> EmbeddingModel:

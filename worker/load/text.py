@@ -29,7 +29,6 @@ from worker.load.tokenizers import Tokenizers
 from worker.output.calls.writer import CallNumbering, namer_of
 from worker.output.channels import ChannelProcessor
 from worker.output.text import TextProcessor, Vocabulary
-from worker.runner.drafters.hidden_state_proposer import HiddenStateProposer
 from worker.runner.kv.capability_probe import BatchCapabilities
 from worker.runner.runner import BatchEngine
 from worker.runner.sampling.sampler import Agree
@@ -69,8 +68,7 @@ def build_text_model(
             else TextPreparer(tokenizer, rules, grammar_cache)
         )
 
-    hidden_states = drafter if isinstance(drafter, HiddenStateProposer) else None
-    engine = BatchEngine(network, capabilities, drafter, hidden_states, agree, kv_quantization)
+    engine = BatchEngine(network, capabilities, drafter, agree, kv_quantization)
     # Requests that run one at a time are what an operator must know; other limits cost less.
     level = logging.INFO if engine.capabilities.together else logging.WARNING
     for reason in engine.capabilities.reasons:

@@ -18,11 +18,9 @@ from dataclasses import replace
 from typing import NoReturn, TypeVar
 
 from protocol import sockets
-from protocol.common.model_folder import name_of
 from protocol.settings.reader import EXIT_CONFIGURATION
 from protocol.settings.worker import WorkerSettings
 from worker.interfaces import Engine, InsufficientMemoryError, ModelError
-from worker.load.sharded.drafting import ShardDrafting
 from worker.load.sharded.loader import part_loader
 from worker.load.sharded.parallelism import ShardGroup
 from worker.ranks import rank_keys, rpc
@@ -80,8 +78,6 @@ class Follower:
                 engine.step(drafts)
             case rpc.StartRow(row, tokens, prompt_tokens, sampling, held):
                 engine.start(row, tokens, prompt_tokens, _held(sampling) if held else sampling)
-            case rpc.LeaveOut(row, first, last):
-                engine.skip_tokens(row, first, last)
             case rpc.Expect(row, tokens):
                 engine.expect_tokens(row, tokens)
             case rpc.Fork(row, copy):
@@ -153,11 +149,7 @@ def _keys(settings: WorkerSettings) -> sockets.Curve | None:
 def _follow(place: RankInfo, line: FollowerLine, settings: WorkerSettings) -> NoReturn:
     """Load the shard, then execute calls. Raises the failure that ends it."""
     split, join = ShardGroup(place.backend, settings.split), _expect(line.receive(), rpc.Join)
-    name = settings.served_name or name_of(settings.model or None)
-    drafts = ShardDrafting(
-        name, draft_model=None, use_mtp=join.use_mtp, is_leader=False, probe_cache_folder=None
-    )
-    loader = part_loader(settings, split, drafts, measures_verify_cost=join.measures_verify_cost)
+    loader = part_loader(settings, split, measures_verify_cost=join.measures_verify_cost)
     split.join()
     loader.read(lambda done, total: None)
     line.send(rpc.WeightsLoaded(place.rank), HEARD_S_MAX)

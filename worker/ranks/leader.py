@@ -61,10 +61,9 @@ class Leader:
         self._cuts = 0
         self._let_go: deque[int] = deque()
         self.shape = engine.shape
-        # Only this rank drafts and scores; the followers receive the results.
-        self.drafter: DraftProposer | None = engine.drafter
-        self.importance_scorer: ImportanceScorer | None = engine.importance_scorer
-        self.can_skip_tokens = engine.can_skip_tokens
+        self.drafter: DraftProposer | None = None
+        self.importance_scorer: ImportanceScorer | None = None
+        self.can_skip_tokens = False
 
     @contextmanager
     def _together(self, called: rpc.Call) -> Iterator[None]:
@@ -85,7 +84,7 @@ class Leader:
             self._line.call(rpc.Release(numbers))
         self._line.call(called)
 
-    # --- images: vision models are not sharded, so these are never called ---
+    # --- what is for one process alone, and never called ---
 
     def encode_image(self, image: ImageInput) -> int:
         raise AssertionError("several ranks do not support images")
@@ -98,6 +97,9 @@ class Leader:
 
     def set_adapter(self, row: str, adapter: str) -> None:
         raise AssertionError("several ranks do not support adapters")
+
+    def skip_tokens(self, row: str, first: int, last: int) -> None:
+        raise AssertionError("several ranks do not support sparse prefill")
 
     # --- rows ---
 
@@ -113,10 +115,6 @@ class Leader:
     def expect_tokens(self, row: str, tokens: int) -> None:
         with self._together(rpc.Expect(row, tokens)):
             self._engine.expect_tokens(row, tokens)
-
-    def skip_tokens(self, row: str, first: int, last: int) -> None:
-        with self._together(rpc.LeaveOut(row, first, last)):
-            self._engine.skip_tokens(row, first, last)
 
     def fork(self, row: str, copy: str) -> None:
         with self._together(rpc.Fork(row, copy)):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import structs
@@ -41,43 +40,33 @@ class SetLoader:
         settings: WorkerSettings,
         meeting: Rendezvous,
         timer: StartupTimer | None = None,
-        probe_cache_folder: Path | None = None,
     ) -> None:
-        """`probe_cache_folder`: folder of the probe cache, as in `ModelLoader`, for the draft model."""
         self.name = settings.served_name or name_of(settings.model or None)
         self._settings = settings
         self._meeting = meeting
         self._timer = timer
-        self._probe_cache_folder = probe_cache_folder
         self._ledger = RankMemoryTable(meeting.line.receive)
         self._loader: ShardLoader | None = None
 
     def load(self, progress: Progress) -> Model:
         """Load the model on all ranks. Also raises `RankAbsentError` if a rank does not connect."""
         # These imports take seconds, so they come after the worker has connected to the gateway.
-        from worker.load.sharded.drafting import ShardDrafting
         from worker.load.sharded.loader import part_loader
         from worker.load.sharded.parallelism import ShardGroup
 
         meeting, line, settings = self._meeting, self._meeting.line, self._settings
-        for option, value in (("--exact", settings.exact), ("--experts-memory", settings.experts_memory)):
+        for option, value in (
+            ("--exact", settings.exact),
+            ("--experts-memory", settings.experts_memory),
+            ("--draft-model", settings.draft_model),
+        ):
             if value:
                 raise ModelError(f"{self.name}: {option} is for models that one machine runs: leave it out.")
         split = ShardGroup(meeting.backend, settings.split)
-        measures_verify_cost = settings.speculation == "auto" or bool(settings.draft_model)
-        use_mtp = measures_verify_cost and not settings.draft_model
-        drafts = ShardDrafting(
-            self.name,
-            draft_model=settings.draft_model,
-            use_mtp=use_mtp,
-            is_leader=True,
-            probe_cache_folder=self._probe_cache_folder,
-        )
-        loader = self._loader = part_loader(
-            settings, split, drafts, self._timer, measures_verify_cost=measures_verify_cost
-        )
+        is_drafting = settings.speculation == "auto"
+        loader = self._loader = part_loader(settings, split, self._timer, measures_verify_cost=is_drafting)
         watch = meeting.gather()
-        line.call(rpc.Join(use_mtp, measures_verify_cost))
+        line.call(rpc.Join(is_drafting))
         split.join()
         loader.read(progress)
         meeting.await_read()

@@ -23,10 +23,9 @@ class _RankMessage(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Join(_RankMessage, frozen=True, tag=True, array_like=True):
-    """All ranks have connected: join upstream's group, then read the weights. `use_mtp`: also those of the
-    drafters that read hidden states. `measures_verify_cost`: measure the cost of verifying drafts."""
+    """All ranks have connected: join upstream's group, then read the weights. `measures_verify_cost`: measure
+    the cost of verifying drafts."""
 
-    use_mtp: bool = False
     measures_verify_cost: bool = False
 
 
@@ -38,12 +37,6 @@ class Prefill(_RankMessage, frozen=True, tag=True, array_like=True):
     chunks: dict[str, list[int]]
     targets: dict[str, LogprobTargets] = {}
     last: dict[str, int] = {}
-
-
-class LeaveOut(_RankMessage, frozen=True, tag=True, array_like=True):
-    row: str
-    first: int
-    last: int
 
 
 class Expect(_RankMessage, frozen=True, tag=True, array_like=True):
@@ -102,19 +95,7 @@ class Release(_RankMessage, frozen=True, tag=True, array_like=True):
 
 
 Call = (
-    Join
-    | Prove
-    | Prefill
-    | LeaveOut
-    | Expect
-    | Fork
-    | StartRow
-    | RunStep
-    | CutOut
-    | Restore
-    | DropRow
-    | Reset
-    | Release
+    Join | Prove | Prefill | Expect | Fork | StartRow | RunStep | CutOut | Restore | DropRow | Reset | Release
 )
 
 # --- from followers ---

@@ -28,6 +28,7 @@ from worker.runner.bucket_attention import route_attention
 from worker.runner.decode_batch import BatchRow, DecodeBatch, DecodeModel, first_sample
 from worker.runner.drafters.draft_model import DraftModelProposer
 from worker.runner.drafters.hidden_states import HiddenStateSink, NullSink
+from worker.runner.drafters.mtp import HiddenStateProposer
 from worker.runner.kv import snapshots
 from worker.runner.kv.batch import CacheBatch, RowCaches
 from worker.runner.kv.capability_probe import BatchCapabilities, ProbeTarget, probe_capabilities
@@ -78,13 +79,12 @@ class BatchEngine:
         model: nn.Module,
         capabilities: BatchCapabilities | None = None,
         drafter: DraftProposer | None = None,
-        hidden_states: HiddenStateSink | None = None,
         agree: Agree | None = None,
         kv_quantization: KVQuantization | None = None,
     ) -> None:
         """`model`: called as `model(tokens, cache=…)`; a `VisionNetwork`, if rows may have images.
         `capabilities`: what its rows support; None: probe `model`. `drafter`: shares the memory for caches.
-        `hidden_states`: the drafter's sink, if it reads hidden states. `agree`: see `Sampler`.
+        `agree`: see `Sampler`.
         `kv_quantization`: how rows are quantized; None: never."""
         self._model = model
         self.adapters = Adapters(model)
@@ -106,7 +106,8 @@ class BatchEngine:
         self._members: dict[str, BatchRow] = {}
         self._joining: list[BatchRow] = []
         self._batches: list[DecodeBatch] = []
-        self._hidden_states = hidden_states or NullSink()
+        hidden_states = drafter if isinstance(drafter, HiddenStateProposer) else None
+        self._hidden_states: HiddenStateSink = hidden_states or NullSink()
         self._prefill = PrefillRunner(
             model, self._fresh, self.adapters.batch, self._hidden_states, self._image_embeddings
         )

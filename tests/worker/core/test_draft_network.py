@@ -28,7 +28,6 @@ class Guesser:
     pass_s: float = 0.1 * STEP_S
     token_s: float = 0.01 * STEP_S
     relative_cost: float = 0.1
-    block: int = 1
     prompt: int = 0
     spent_s: float = 0.0
     reads: list[int] = field(default_factory=list)
@@ -54,8 +53,7 @@ class Guesser:
             raise RuntimeError("broken")
         assert all(0 < len(tokens) <= BACKLOG_MAX for tokens in new_tokens.values())
         self.drafts += 1
-        self.spent_s += self.pass_s * (count if self.block == 1 else 1)
-        count = count if self.block == 1 else min(count, self.block)
+        self.spent_s += self.pass_s * count
         self.longest = max(self.longest, count)
         return {row: self._guesses(row, len(tokens), count) for row, tokens in new_tokens.items()}
 
@@ -109,12 +107,10 @@ class House:
         return (self.now - began) / (STEP_S * max(len(answers[row.id]) for row in rows))
 
 
-def house(
-    skill: float, rows: int = 1, tokens: int = 300, prompt: int = 50, block: int = 1, **costs: Any
-) -> House:
+def house(skill: float, rows: int = 1, tokens: int = 300, prompt: int = 50, **costs: Any) -> House:
     dice = random.Random(rows)
     answers = {str(row): [dice.randrange(1000, 10**6) for _ in range(tokens)] for row in range(rows)}
-    return House(Guesser(answers, skill, prompt=prompt, block=block, **costs))
+    return House(Guesser(answers, skill, prompt=prompt, **costs))
 
 
 def rows_of(house: House, prompt: int = 50) -> list[Row]:
@@ -151,12 +147,6 @@ def test_draft_network_is_tried_again_after_a_while() -> None:
     played.guesser.skill = 0.9
     played.play(rows_of(played))
     assert played.play(rows_of(played)) < 0.6
-
-
-def test_a_block_is_drafted_in_one_pass() -> None:
-    played = house(0.97, tokens=1000, block=31)
-    assert played.play(rows_of(played)) < 0.4
-    assert played.guesser.longest == 2 * SOURCES[MODEL].length
 
 
 def test_draft_network_that_costs_more_than_it_gains_is_not_asked() -> None:

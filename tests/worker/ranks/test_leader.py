@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from mlx_lm.utils import load_model
 
+from protocol.settings.worker import WorkerSettings
 from tests.models.fixtures import model_folder
 from tests.oracle import Oracle
 from tests.worker.engines import Broken, ScriptedEngine
 from tests.worker.ranks.pair import Pair
-from tests.worker.sparse import differing
 from tests.worker.zoo import play
-from worker.interfaces import Model
+from worker.interfaces import Model, ModelError
 from worker.ranks import rpc
 from worker.ranks.line import RankGoneError
-from worker.runner.drafters.draft_model import DraftModelProposer
+from worker.ranks.loader import SetLoader
 from worker.runner.runner import BatchEngine
 from worker.values import CacheSpec, ModelInfo, SamplingParams
 
@@ -29,12 +31,11 @@ def engines_are_let_go_of() -> Iterator[None]:
     gc.collect()
 
 
-def pair(architecture: str, *, drafts: bool = False) -> Pair:
-    """Return two engines on one network, each with its rows. `drafts`: it also drafts for the first."""
+def pair(architecture: str) -> Pair:
+    """Return two engines on one network, each with its rows."""
     network, _ = load_model(model_folder(architecture))
     both = Pair()
-    drafter = DraftModelProposer(network, 0.5, 2048) if drafts else None
-    own = BatchEngine(network, drafter=drafter, agree=both.lead)
+    own = BatchEngine(network, agree=both.lead)
     both.join(own, BatchEngine(network, own.capabilities, agree=both.follow))
     return both
 
@@ -57,24 +58,13 @@ def test_rows_of_random_lives_are_the_same_on_both(architecture: str, seed: int,
     assert both.other.cache_bytes() == both.own.cache_bytes() == 0
 
 
-def test_one_guesses_and_both_try_it(oracle: Oracle) -> None:
-    both = pair("dense", drafts=True)
-    assert both.other.drafter is None
+def test_both_verify_the_drafts_of_a_step(oracle: Oracle) -> None:
+    both = pair("dense")
     model = Model(ModelInfo("m", 4096, 0, None), both.leader, None, None)  # type: ignore[arg-type]
     assert play(model, "dense", 1, oracle, 4, drafted=True).differences == []
     both.flush()
     assert both.own_steps == both.other_steps
     assert any(isinstance(call, rpc.RunStep) and call.drafts for call in both.called)
-
-
-def test_one_weighs_and_both_leave_out() -> None:
-    both = pair("dense", drafts=True)
-    assert both.leader.can_skip_tokens
-    assert both.leader.importance_scorer is both.own.drafter is not None
-    assert differing(both.leader, "dense", 0) == []
-    both.flush()
-    assert both.own_steps == both.other_steps
-    assert any(isinstance(call, rpc.LeaveOut) for call in both.called)
 
 
 def test_failure_after_a_broadcast_call_is_fatal() -> None:
@@ -124,3 +114,11 @@ def test_cuts_are_numbered_and_let_go_of_with_the_next_call() -> None:
     both.leader.drop("a")
     both.flush()
     assert both.follower.kept == {}
+
+
+@pytest.mark.parametrize("option", ["exact", "experts_memory", "draft_model"])
+def test_what_one_machine_alone_does_is_refused_by_name(option: str) -> None:
+    meeting: Any = SimpleNamespace(line=SimpleNamespace(receive=None), backend="ring")
+    settings = WorkerSettings(model="m", **{option: "itself" if option == "draft_model" else 1})  # type: ignore[arg-type]
+    with pytest.raises(ModelError, match=f"--{option.replace('_', '-')} is for models that one machine runs"):
+        SetLoader(settings, meeting).load(lambda done, total: None)

@@ -30,7 +30,7 @@ def test_ranks_answer_as_one_process_also_over_ssh(tmp_path: Path, monkeypatch: 
     ssh.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     # `tests.faults.test_ranks` compares the answers of tensor parallelism.
-    assert live(Case.of("qwen3_moe:pipeline:2:itself"), range(1), host="mac-2", rows=ROWS).wrong == []
+    assert live(Case.of("qwen3_moe:pipeline:2:lookup"), range(1), host="mac-2", rows=ROWS).wrong == []
     said = {name: (tmp_path / name).read_text() for name in ("host", "command", "input", "output")}
     assert said["host"] == "mac-2"
     assert "follows rank 0" in said["output"]

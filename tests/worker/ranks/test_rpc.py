@@ -16,10 +16,9 @@ DRAW = SamplingParams(
     thinking_budget=ThinkingBudget(8, (1,), (2, 3), is_open=True, calling=4),
 )
 CALLS: list[rpc.Call] = [
-    rpc.Join(use_mtp=True, measures_verify_cost=True),
+    rpc.Join(measures_verify_cost=True),
     rpc.Prove(),
     rpc.Prefill({"a": [1, 2], "b": [3]}, {"a": LogprobTargets((2, 3), 5)}),
-    rpc.LeaveOut("a", 32, 64),
     rpc.Expect("a", 9),
     rpc.Fork("a", "b"),
     rpc.StartRow("a", [1, 2, 3], 2, DRAW, held=True),

@@ -11,7 +11,7 @@ from tests.models.mtp_models import HEADS
 from tests.oracle import Oracle
 from tests.worker import zoo
 from tests.worker.zoo import ARCHITECTURES, differences, load
-from worker.runner.drafters.hidden_state_proposer import HiddenStateProposer
+from worker.runner.drafters.mtp import HiddenStateProposer
 from worker.runner.kv import buckets
 from worker.runner.sampling.penalties import is_penalized
 from worker.runner.verification import Verifier
@@ -45,12 +45,10 @@ cancelled or preempted as well."""
 DRAFT_MODELS = (
     ("hybrid", "hybrid", 12),
     ("gpt_oss", "dense", 0),
-    ("dense", "dense_eagle3", 1),
-    ("hybrid", "hybrid_dflash", 3),
     (HEADS, "its own layers", 5),
 )
-"""Models and their drafters: the model itself (always accepted), another one (almost never), a trained
-drafter, or MTP layers; and the seeds of scenarios with every disturbance, as these are not run undrafted."""
+"""Models and their drafters: the model itself (always accepted), another one (almost never),
+or MTP layers; and the seeds of scenarios with every disturbance, as these are not run undrafted."""
 
 ALIKE = {
     "exaone4": "sliding",

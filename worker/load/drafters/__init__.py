@@ -1,1 +1,1 @@
-"""Draft models, trained drafters and the target's own multi-token-prediction layers."""
+"""Draft models and the target's own multi-token-prediction layers."""

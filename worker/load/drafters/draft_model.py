@@ -20,15 +20,18 @@ if TYPE_CHECKING:
     from worker.runner.drafters.draft_model import DraftModelProposer
 
 
+_MTP_LAYERS = "qwen3_5_mtp"
+"""Model type of multi-token-prediction layers in a folder of their own, as mlx-vlm writes them."""
 _TRAINED_KEYS = ("dflash_config", "speculators_model_type")
 _TRAINED_KINDS = ("eagle", "dflash", "dspark", "_mtp", "_assistant")
-"""Identify trained drafters (EAGLE, DFlash, MTP) by their configs; language models have none of these."""
+"""Identify other drafters that read a target's hidden states; configs of language models have none of
+these."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftModel:
-    """A draft model's files. `name`: as the user gave it. `config`: its language model config; None for a
-    trained drafter that reads the target's hidden states."""
+    """A draft model's files. `name`: as the user gave it. `config`: its language model config; None for
+    multi-token-prediction layers."""
 
     name: str
     folder: Path
@@ -41,14 +44,20 @@ class DraftModel:
 
 
 def find_draft(name: str) -> DraftModel:
-    """Find a draft model's files. Raises `ModelError` unless it is an mlx-lm model or a trained drafter."""
+    """Find a draft model's files. Raises `ModelError` unless it is an mlx-lm model or MTP layers."""
     folder = find_folder(name, partial(_inspect, name=name))
     return DraftModel(name, folder, _inspect(folder, name=name), weight_files(folder, name))
 
 
 def _inspect(folder: Path, *, name: str) -> ModelConfig | None:
-    if _is_trained(folder):
+    kind = _drafter_kind(folder)
+    if kind == _MTP_LAYERS:
         return None
+    if kind:
+        raise ModelError(
+            f"{name}: drafters of this kind ({kind}) are not run: they read inner layers of the model. Name a"
+            " small language model with the same tokenizer, or leave --draft-model out."
+        )
     config = read_config(folder, name)
     require_known(config, name)
     if not reads(config):
@@ -56,16 +65,22 @@ def _inspect(folder: Path, *, name: str) -> ModelConfig | None:
     return config
 
 
-def _is_trained(folder: Path) -> bool:
-    """Return whether it is a drafter that reads a target's hidden states (EAGLE, DFlash and similar)."""
+def _drafter_kind(folder: Path) -> str:
+    """Return the kind of a drafter that reads a target's hidden states (MTP, EAGLE, DFlash and similar);
+    empty for anything else."""
     try:
         content = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError):
-        return False  # `read_config` reports it
+        return ""  # `read_config` reports it
     if not isinstance(content, dict):
-        return False
-    named = " ".join(map(str, (content.get("model_type"), *(content.get("architectures") or ())))).lower()
-    return any(key in content for key in _TRAINED_KEYS) or any(kind in named for kind in _TRAINED_KINDS)
+        return ""
+    names = [str(name) for name in (*(content.get("architectures") or ()), content.get("model_type")) if name]
+    if content.get("model_type") == _MTP_LAYERS:
+        return _MTP_LAYERS
+    is_trained = any(key in content for key in _TRAINED_KEYS) or any(
+        kind in name.lower() for name in names for kind in _TRAINED_KINDS
+    )
+    return (names or ["of no name"])[0] if is_trained else ""
 
 
 def load_draft(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,8 +34,6 @@ from worker.process.startup_timer import StartupTimer
 from worker.values import KVQuantization, kv_quantization_of
 
 if TYPE_CHECKING:
-    from worker.interfaces import DraftProposer
-    from worker.load.sharded.drafting import ShardDrafting
     from worker.load.tokenizers import Tokenizers
     from worker.runner.kv.capability_probe import BatchCapabilities
 
@@ -59,12 +57,11 @@ class ShardLoader:
         text_only: bool = False,
         parsers: NamedParsers = RECOGNIZED,
         kv_quantization: KVQuantization | None = None,
-        drafting: ShardDrafting | None = None,
         timer: StartupTimer | None = None,
         measures_verify_cost: bool = False,
     ) -> None:
-        """Parameters as for `ModelLoader`. `memory_fit`: None: all of the machine's memory. `drafting`: None:
-        no speculation. `measures_verify_cost`: measure what verifying drafts costs."""
+        """Parameters as for `ModelLoader`. `memory_fit`: None: all of the machine's memory.
+        `measures_verify_cost`: measure what verifying drafts costs."""
         self.name = served_name or name_of(model)
         self._model = model
         self._split = split
@@ -73,7 +70,6 @@ class ShardLoader:
         self._text_only = text_only
         self._parsers = parsers
         self._kv_quantization = kv_quantization
-        self._drafting = drafting
         self._timer = timer or StartupTimer()
         self._measures_verify_cost = measures_verify_cost
         self._folder = Path()
@@ -89,8 +85,6 @@ class ShardLoader:
         self._folder, self._config = folder, self._inspect(folder)
         self._require_splittable()
         weight_files(folder, self.name)
-        if self._drafting is not None:
-            self._drafting.find()
         self._timer.lap("imports")
         reason = ""
         try:
@@ -106,18 +100,12 @@ class ShardLoader:
         self._timer.lap("weights")
 
     def _read(self, progress: Progress) -> None:
-        drafts, split = self._drafting, self._split
-        self._network = split.open(
-            self._folder, partial(drafts.inspect_folder, self._folder) if drafts else None
-        )
-        shard_bytes = weight_bytes(self._network)
-        self._weight_bytes = shard_bytes + (drafts.weight_bytes(self._network) if drafts else 0)
+        self._network = self._split.open(self._folder)
+        self._weight_bytes = weight_bytes(self._network)
         budget = self._memory_fit.budget(self._weight_bytes)
         prepare_device(budget)
         evaluate(self._network, progress)
         self._cache_bytes = budget.left_for_caches(self._weight_bytes)
-        if drafts is not None and drafts.has_model:
-            drafts.load(self._folder, shard_bytes, split, self._tokenizers)
 
     @cached_property
     def _tokenizers(self) -> Tokenizers:
@@ -155,17 +143,11 @@ class ShardLoader:
         from worker.load.text import build_text_model
 
         folder, capabilities = self._folder, self._abilities()
-        if self._drafting is not None and self._drafting.has_model and not capabilities.ahead:
-            reasons = "; ".join(capabilities.reasons)
-            raise ModelError(
-                self._named(f"no drafts can be tried on it ({reasons}): leave --draft-model out.")
-            )
         model = build_text_model(
             self.name,
             folder,
             self._config,
             self._network,
-            drafter=self._drafter(capabilities),
             capabilities=capabilities,
             tokenizers=self._tokenizers,
             agree=self._split.drawn,
@@ -188,7 +170,6 @@ class ShardLoader:
         from worker.runner.runner import BatchEngine
 
         capabilities = self._abilities()
-        self._drafter(capabilities)
         kv = self._kv_quantization
         engine = BatchEngine(self._network, capabilities, agree=self._split.drawn, kv_quantization=kv)
         self._proven(engine, capabilities)
@@ -207,11 +188,6 @@ class ShardLoader:
         found = probe_capabilities(stage, self._split.agreed, alike=alike)
         self._timer.lap("trial")
         return found
-
-    def _drafter(self, capabilities: BatchCapabilities) -> DraftProposer | None:
-        if self._drafting is None:
-            return None
-        return self._drafting.drafter(self._split, self._network, can_verify=capabilities.ahead)
 
     def _proven(self, engine: Engine, capabilities: BatchCapabilities) -> tuple[int, float | None]:
         """Warm up. Return the cache bytes that fit on every rank, in terms of the first rank's caches, and
@@ -232,12 +208,11 @@ class ShardLoader:
 def part_loader(
     settings: WorkerSettings,
     split: ShardGroup,
-    drafting: ShardDrafting | None,
     timer: StartupTimer | None = None,
     *,
     measures_verify_cost: bool = False,
 ) -> ShardLoader:
-    """Create a loader from a worker's settings and the first rank's choice of `drafting`."""
+    """Create a loader from a worker's settings."""
     model = settings.model or None
     name = settings.served_name or name_of(model)
     limits = settings.memory_headroom, settings.memory_limit_bytes, settings.memory_budget
@@ -250,7 +225,6 @@ def part_loader(
         text_only=settings.text_only,
         parsers=NamedParsers(settings.tool_call_parser, settings.reasoning_parser),
         kv_quantization=kv_quantization_of(settings),
-        drafting=drafting,
         timer=timer,
         measures_verify_cost=measures_verify_cost,
     )

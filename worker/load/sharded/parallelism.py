@@ -14,7 +14,6 @@ import faulthandler
 import json
 import logging
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from mlx_lm.utils import get_total_parameters, load_model
 from protocol.hosts import Backend, Mode
 from worker.interfaces import ModelError
 from worker.load.rope_parameters import overrides
-from worker.runner.drafters.hidden_states import Tap
 from worker.runner.kv.batch import RowCaches, leaf_caches
 from worker.runner.trees import arrays_of
 
@@ -48,11 +46,6 @@ class ShardNetwork(nn.Module):
         initialize: Any = super().__init__  # which MLX leaves without types
         initialize()
         self.part = part
-        self._tap: Tap | None = None
-
-    def listen(self, tap: Tap | None) -> None:
-        """Evaluate the output of `tap` with each pass; on all ranks, even if only one uses it."""
-        self._tap = tap
 
     @property
     def layers(self) -> Any:
@@ -67,8 +60,7 @@ class ShardNetwork(nn.Module):
         """Logits, [rows, tokens, vocabulary]. `tokens` is [rows, tokens]."""
         logits: mx.array = self.part(tokens, cache=cache)
         # Logits of prompts are large and not needed; evaluating the caches includes what is sent.
-        wanted = logits if tokens.shape[1] == 1 else [layer.state for layer in cache]
-        mx.async_eval(wanted, [] if self._tap is None else self._tap.last)
+        mx.async_eval(logits if tokens.shape[1] == 1 else [layer.state for layer in cache])
         return logits
 
 
@@ -101,12 +93,10 @@ class ShardGroup:
 
     # --- the network ---
 
-    def open(self, folder: Path, look: Callable[[nn.Module], None] | None = None) -> ShardNetwork:
-        """Open this rank's shard of a network; no weights are read. `look`: called with the whole network.
-        Raises `ModelError` if it cannot be split, and whatever upstream raises if it cannot be opened."""
+    def open(self, folder: Path) -> ShardNetwork:
+        """Open this rank's shard of a network; no weights are read. Raises `ModelError` if it cannot be
+        split, and whatever upstream raises if it cannot be opened."""
         network, config = load_model(folder, lazy=True, model_config=overrides(folder))
-        if look is not None:
-            look(network)
         self.parameters = int(get_total_parameters(network))
         self.mode = self._mode_for(network, str(config.get("model_type")))
         if self.mode == "tensor":

@@ -1,1 +1,1 @@
-"""Networks that draft: draft models, multi-token-prediction layers and trained drafters."""
+"""Networks that draft: draft models and multi-token-prediction layers."""

@@ -10,16 +10,13 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
-from worker.runner.draft_batch import DraftBatches
+from worker.runner.drafters.draft_batch import DraftBatches
 from worker.runner.kv.cost import row_cost
 from worker.runner.token_importance import can_score_tokens, score_tokens_in_parts
 
 
 class DraftModelProposer:
     """`DraftProposer` on a language model; its logits serve as hidden states."""
-
-    block = 1
-    keeps_draft_kv = True
 
     def __init__(self, model: nn.Module, relative_cost: float, vocabulary: int) -> None:
         """`model`: supports ragged steps. `vocabulary`: its number of tokens."""

@@ -1,4 +1,4 @@
-"""Delivers the target model's hidden states to drafters that need them (MTP, EAGLE, DFlash)."""
+"""Delivers the target model's hidden states to drafters that need them (multi-token prediction)."""
 
 from __future__ import annotations
 
@@ -48,13 +48,10 @@ class Tap(nn.Module):
         initialize()
         self.module = module
         self._last: mx.array | None = None
-        self.calls = 0
-        """Number of calls."""
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         found = self.module(*arguments, **named)
         self._last = found
-        self.calls += 1
         return found
 
     def __getattr__(self, name: str) -> Any:
@@ -70,15 +67,3 @@ class Tap(nn.Module):
         """The last output, [rows, tokens, width]."""
         assert self._last is not None, "the module has not been run"
         return self._last
-
-
-class Taps:
-    """Several taps read as one."""
-
-    def __init__(self, taps: Sequence[Tap]) -> None:
-        self._taps = taps
-
-    @property
-    def last(self) -> mx.array:
-        """The last outputs, concatenated in the order of the taps: [rows, tokens, sum of widths]."""
-        return mx.concatenate([tap.last for tap in self._taps], axis=-1)

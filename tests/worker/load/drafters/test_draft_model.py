@@ -62,3 +62,23 @@ def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
 def test_unusable_draft_model_is_refused(model: str, draft: str, words: str) -> None:
     folder = Path(draft) if "/" in draft else model_folder(draft)
     assert words in failure(model_folder(model), draft_model=str(folder))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3"},
+        {"architectures": ["DFlashDraftModel"], "model_type": "qwen3", "dflash_config": {}},
+        {"architectures": ["DSparkDraftModel"], "model_type": "qwen3"},
+        {"model_type": "gemma4_assistant"},
+        {"model_type": "glm_moe_dsa_mtp"},
+    ],
+)
+def test_a_drafter_that_reads_inner_layers_is_refused_by_its_kind(
+    tmp_path: Path, config: dict[str, object]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    kind = next(iter(config["architectures"])) if "architectures" in config else config["model_type"]
+    told = failure(model_folder("dense"), draft_model=str(tmp_path))
+    assert f"drafters of this kind ({kind}) are not run" in told
+    assert "a small language model with the same tokenizer" in told

@@ -1,18 +1,23 @@
-"""A Qwen3.5 vision model has MTP layers like a text-only one."""
+"""MTP layers of a vision model, and those in a folder of their own."""
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+import mlx.core as mx
+
 from tests.models.fixtures import model_folder
-from tests.models.mtp_models import make_unfitted_heads
+from tests.models.mtp_models import HEADS, make_unfitted_heads
+from tests.worker.folders import failure, nothing
 from tests.worker.vision_models import jobs_of, play
 from worker.interfaces import Model
 from worker.load.load import ModelLoader
-from worker.runner.drafters.hidden_state_proposer import HiddenStateProposer
+from worker.load.source import bytes_of, weight_files
+from worker.runner.drafters.mtp import HiddenStateProposer
 from worker.values import BACKLOG_MAX
 
 EYES = "qwen3_5-eyes"
@@ -22,7 +27,7 @@ def test_layers_of_a_model_that_sees_guess_for_rows_of_text(tmp_path: Path) -> N
     folder = tmp_path / "model"
     shutil.copytree(model_folder(EYES), folder)
     make_unfitted_heads(folder)
-    model = ModelLoader(str(folder), use_mtp=True).load(lambda done, total: None)
+    model = ModelLoader(str(folder), use_mtp=True).load(nothing)
     assert isinstance(model, Model)
     assert model.info.capabilities.images
     heads = model.engine.drafter
@@ -44,3 +49,38 @@ def test_layers_of_a_model_that_sees_guess_for_rows_of_text(tmp_path: Path) -> N
     answers = play(model.engine, jobs, random.Random(1), draft)
     assert answers == {job.name: job.expected(EYES) for job in jobs}
     assert guessed == {job.name for job in jobs if not job.question.images}
+
+
+def separate(folder: Path) -> Path:
+    """Write the MTP layers of the tiny model into a folder of their own."""
+    source = json.loads((model_folder(HEADS) / "config.json").read_text())
+    config = {"model_type": "qwen3_5_mtp", "text_config": source["text_config"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = mx.load(str(model_folder(HEADS) / "model.safetensors"))
+    own = {name.removeprefix("mtp."): each for name, each in weights.items() if name.startswith("mtp.")}
+    mx.save_safetensors(str(folder / "model.safetensors"), own, metadata={"format": "mlx"})
+    return folder
+
+
+def test_layers_may_have_a_folder_of_their_own_and_share_the_memory(tmp_path: Path) -> None:
+    folder = separate(tmp_path)
+    alone = ModelLoader(str(model_folder("hybrid")), memory_limit_bytes=2**30).load(nothing)
+    loader = ModelLoader(str(model_folder("hybrid")), draft_model=str(folder), memory_limit_bytes=2**30)
+    model = loader.load(nothing)
+    assert isinstance(alone, Model)
+    assert isinstance(model, Model)
+    drafter = model.engine.drafter
+    assert isinstance(drafter, HiddenStateProposer)
+    assert drafter.relative_cost > 0
+    assert drafter.row_bytes(1000) > drafter.row_bytes(10) > 0
+    weights = bytes_of(weight_files(folder, "draft"))
+    assert (alone.info.cache_bytes_max or 0) - (model.info.cache_bytes_max or 0) == weights
+    assert model.info.fingerprint == alone.info.fingerprint
+
+
+def test_layers_of_another_width_are_refused(tmp_path: Path) -> None:
+    path = separate(tmp_path) / "config.json"
+    config = json.loads(path.read_text())
+    config["text_config"]["hidden_size"] *= 2
+    path.write_text(json.dumps(config))
+    assert "do not fit the model" in failure(model_folder("hybrid"), draft_model=str(tmp_path))

@@ -11,19 +11,19 @@ from mlx_lm.utils import load_model
 from mlx_vlm.speculative.drafters import load_drafter
 
 from tests.models.fixtures import model_folder
-from tests.models.mtp_models import HEADS, PROMPTS, answer_of, hidden_of
-from worker.load.drafters.mtp_layers import load_heads
-from worker.runner.drafters import hidden_state_proposer as heads_module
-from worker.runner.drafters.hidden_state_proposer import HiddenStateProposer
+from tests.models.mtp_models import HEADS, PROMPTS, UNTIED, answer_of, hidden_of
+from worker.load.drafters.mtp_layers import load_own_layers
+from worker.runner.drafters import mtp
+from worker.runner.drafters.mtp import HiddenStateProposer
 
 COUNT = 3
 ROUNDS = 12
 KEPT = 64
 
 
-@pytest.fixture
-def folder() -> Path:
-    return model_folder(HEADS)
+@pytest.fixture(params=[HEADS, UNTIED])
+def folder(request: pytest.FixtureRequest) -> Path:
+    return model_folder(request.param)
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def network(folder: Path) -> Any:
 
 
 def loaded(folder: Path, network: Any) -> HiddenStateProposer:
-    heads = load_heads(folder, network, "tiny")
+    heads = load_own_layers(folder, network, "tiny")
     assert heads is not None
     return heads
 
@@ -89,7 +89,7 @@ def test_guesses_are_those_of_upstreams_module(prompt: tuple[int, ...], folder: 
 
 
 def test_a_gap_begins_anew_within_bounds(folder: Path, network: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heads_module, "PENDING_TOKENS_MAX", KEPT)
+    monkeypatch.setattr(mtp, "PENDING_TOKENS_MAX", KEPT)
     heads = loaded(folder, network)
     tokens = [place % 1900 for place in range(3 * KEPT)]
     heads.skip("row", 5)

@@ -1,21 +1,23 @@
-"""Hidden-state proposer: drafts by layers that read the target's hidden states (MTP, EAGLE, DFlash).
+"""Multi-token prediction (MTP): layers that ship with a model's weights and draft from its hidden states.
 
-The layers are fed a token and the target's hidden state of the token before it; the rest is up to their
-network (`mtp_eagle`, `dflash`). Hidden states are buffered until the layers read them, for the last tokens
-only. After a gap the layers start anew, and draft slightly worse.
+The layers are fed a token and the hidden state of the token before it: the model's first, then their own.
+Hidden states are buffered until the layers read them, for the last tokens only. After a gap the layers start
+anew, and draft slightly worse.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.base import create_attention_mask
+from mlx_lm.models.cache import KVCache
 
-from worker.runner.draft_batch import DraftBatches
-from worker.runner.drafters.draft_network import AutoregressiveDraft, BlockDraft
-from worker.runner.drafters.hidden_states import Tap, Taps
+from worker.runner.drafters.draft_batch import DraftBatches
+from worker.runner.drafters.hidden_states import Tap
 from worker.runner.kv.batch import RowCaches
 from worker.runner.kv.buckets import capacity
 
@@ -23,22 +25,39 @@ PENDING_TOKENS_MAX = 512
 """Number of recent hidden states kept of a row that the layers do not read."""
 
 
-class DraftLayers(Protocol):
-    """The caches of draft layers."""
+class MtpNetwork:
+    """`DraftNetwork` of a model's MTP layers (`mtp.*` of Qwen3.5), on mlx-vlm's module without its decoding
+    loop. They read the hidden states that the output layer gets, at the positions of their tokens."""
 
-    cache_values: int
-    """Values that a token takes in the caches."""
+    def __init__(self, module: Any, language: nn.Module) -> None:
+        """`module`: a `Qwen3_5MTPDraftModel`. `language`: the model that provides the embedding and the
+        output layer."""
+        self._module = module
+        self._embedding: Any = language.model.embed_tokens
+        self._head: Any = getattr(language, "lm_head", None) or self._embedding.as_linear
+        attention = module.layers[0].self_attn
+        self.cache_values: int = 2 * attention.num_key_value_heads * attention.head_dim * len(module.layers)
+        """Values that a token takes in the caches."""
 
     def fresh(self) -> RowCaches:
         """Return empty caches of a single row."""
+        return [KVCache() for _ in self._module.layers]
 
+    def forward(
+        self, tokens: mx.array, before: mx.array | None, positions: mx.array, caches: list[Any]
+    ) -> mx.array:
+        assert before is not None, "hidden states are required"
+        module = self._module
+        embedded = module.pre_fc_norm_embedding(self._embedding(tokens))
+        hidden = module.fc(mx.concatenate([embedded, module.pre_fc_norm_hidden(before)], axis=-1))
+        for layer, cache in zip(module.layers, caches, strict=True):
+            mask = create_attention_mask(hidden, cache)
+            hidden = layer(hidden, mask=mask, cache=cache, position_ids=positions)
+        normed: mx.array = module.norm(hidden)
+        return normed
 
-class HiddenStateDraft(DraftLayers, AutoregressiveDraft, Protocol):
-    """Layers that propose one token per pass."""
-
-
-class HiddenStateBlockDraft(DraftLayers, BlockDraft, Protocol):
-    """Layers that propose a block in one pass."""
+    def greedy_token(self, hidden: mx.array) -> mx.array:
+        return mx.argmax(self._head(hidden), axis=-1)
 
 
 @dataclass(slots=True)
@@ -70,15 +89,12 @@ class HiddenStateBuffer:
 
 
 class HiddenStateProposer:
-    """`DraftProposer` on such layers; also their `HiddenStateSink`."""
+    """`DraftProposer` on MTP layers; also their `HiddenStateSink`."""
 
-    def __init__(
-        self, network: HiddenStateDraft | HiddenStateBlockDraft, tap: Tap | Taps, relative_cost: float
-    ) -> None:
-        """`tap`: the tap on the target's hidden states, which has run at least once."""
+    def __init__(self, network: MtpNetwork, tap: Tap, relative_cost: float) -> None:
+        """`tap`: the tap on the model's hidden states, which has run at least once."""
         self.relative_cost = relative_cost
-        self.block = network.block if isinstance(network, BlockDraft) else 1
-        self._layers: DraftLayers = network
+        self._layers = network
         self._tap = tap
         self._draft_batches = DraftBatches(network, network.fresh)
         self._pending_states: dict[str, HiddenStateBuffer] = {}

@@ -1,26 +1,48 @@
-"""Draft batch: rows of a draft network that propose together, one token per pass or a block at once.
+"""Draft batch: rows of a draft network that propose together, one token per pass.
 
 Drafts are greedy. The batch's KV cache holds the tokens of each row that the network has read, followed by
-the last draft. Accepted draft tokens are reused instead of recomputed where every layer is a KV layer and
-`network.keeps_draft_kv` is true. Otherwise they are overwritten, and recurrent states are rolled back to
-before the draft.
+the last draft. Accepted draft tokens are reused instead of recomputed where every layer is a KV layer.
+Otherwise they are overwritten, and recurrent states are rolled back to before the draft.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import mlx.core as mx
 
 from worker.common_prefix import common_prefix_length
-from worker.runner.drafters.draft_network import AutoregressiveDraft, BlockDraft, DraftInput
 from worker.runner.kv.batch import CacheBatch, RowCaches
 from worker.runner.kv.buckets import are_similar
 from worker.runner.trees import held_bytes
 
 NO_HIDDEN_STATES: Mapping[str, mx.array] = {}
+
+
+class DraftNetwork(Protocol):
+    """A draft network, which proposes one token per pass. Its *hidden state* of a token, [rows, tokens,
+    width], is what it predicts the next token from."""
+
+    def forward(
+        self, tokens: mx.array, before: mx.array | None, positions: mx.array, caches: list[Any]
+    ) -> mx.array:
+        """Return the hidden states of `tokens`, [rows, tokens], at `positions`, int32. `before`: the hidden
+        state of the token before each, its own or the target's; None: not given."""
+
+    def greedy_token(self, hidden: mx.array) -> mx.array:
+        """Return the likeliest next token, [rows, 1], from hidden states of [rows, 1, width]."""
+
+
+class DraftInput(NamedTuple):
+    """Tokens that rows have not been fed, [rows, tokens]; the hidden states before each, [rows, tokens,
+    width]; the number fed to each row, and how many of these are its own rather than padding."""
+
+    tokens: mx.array
+    before: mx.array | None
+    counts: list[int]
+    kept: list[int]
 
 
 @dataclass(slots=True)
@@ -35,7 +57,7 @@ class DraftSequence:
 class DraftBatch:
     """Rows that draft together, in the order of `names`; None: a hole, until the next `assign`."""
 
-    def __init__(self, network: AutoregressiveDraft | BlockDraft, fresh: Callable[[], RowCaches]) -> None:
+    def __init__(self, network: DraftNetwork, fresh: Callable[[], RowCaches]) -> None:
         """`fresh`: makes empty caches of a single row."""
         self.names: list[str | None] = []
         self._network = network
@@ -93,43 +115,26 @@ class DraftBatch:
         """Draft `count` tokens behind the `new_tokens` of each row, [rows, count], lazily; results of rows
         without news are arbitrary. `heard`: the hidden states before each token of the news, [tokens,
         width]."""
-        feed = self._feed(new_tokens, heard)
-        if isinstance(self._network, BlockDraft):
-            found = self._at_once(self._network, feed, count)
-        else:
-            found = self._one_by_one(self._network, feed, count)
-        mx.async_eval(found, self._batch.state)
-        return found
-
-    def _one_by_one(self, network: AutoregressiveDraft, feed: DraftInput, count: int) -> mx.array:
-        thoughts = self._fed(network, feed.tokens, feed.before, feed.counts)
+        feed, network = self._feed(new_tokens, heard), self._network
+        thoughts = self._fed(feed.tokens, feed.before, feed.counts)
         self._batch.commit(feed.kept)
         lasts = mx.array([count - 1 for count in feed.counts])[:, None, None]
         hidden = mx.take_along_axis(thoughts, lasts, axis=1)
         guesses, saved = [network.greedy_token(hidden)], self._batch.checkpoint()
         for _ in range(count - 1):
-            hidden = self._fed(network, guesses[-1], hidden, [1] * len(self.names))
+            hidden = self._fed(guesses[-1], hidden, [1] * len(self.names))
             self._batch.commit([1] * len(self.names))
             guesses.append(network.greedy_token(hidden))
         self._batch.rollback(saved)
-        return mx.concatenate(guesses, axis=1)
-
-    def _at_once(self, network: BlockDraft, feed: DraftInput, count: int) -> mx.array:
-        self._batch.begin(feed.counts)
-        found = network.guess(feed, self._positions(feed.tokens.shape[1]), self._batch.caches, count)
-        self._batch.finish()
-        self._batch.commit(feed.kept)
+        found = mx.concatenate(guesses, axis=1)
+        mx.async_eval(found, self._batch.state)
         return found
 
     def guessed(self, guesses: Mapping[str, Sequence[int]]) -> None:
         """Record the tokens of the last draft."""
-        keeps_draft_kv = not isinstance(self._network, BlockDraft) and self._network.keeps_draft_kv
-        # The last draft token was not fed.
-        self._guessed = (
-            {name: all_[:-1] for name, all_ in guesses.items()}
-            if keeps_draft_kv and not self._batch.has_states
-            else {}
-        )
+        if not self._batch.has_states:
+            # The last draft token was not fed.
+            self._guessed = {name: all_[:-1] for name, all_ in guesses.items()}
 
     def _feed(self, new_tokens: Mapping[str, Sequence[int]], heard: Mapping[str, mx.array]) -> DraftInput:
         """Return what the rows are fed: their unread tokens, padded."""
@@ -151,11 +156,9 @@ class DraftBatch:
         ]
         return mx.stack([mx.pad(row, [(0, width - row.shape[0]), (0, 0)]) for row in rows])
 
-    def _fed(
-        self, network: AutoregressiveDraft, tokens: mx.array, before: mx.array | None, counts: Sequence[int]
-    ) -> mx.array:
+    def _fed(self, tokens: mx.array, before: mx.array | None, counts: Sequence[int]) -> mx.array:
         self._batch.begin(counts)
-        thoughts = network.forward(tokens, before, self._positions(tokens.shape[1]), self._batch.caches)
+        thoughts = self._network.forward(tokens, before, self._positions(tokens.shape[1]), self._batch.caches)
         self._batch.finish()
         return thoughts
 
@@ -174,7 +177,7 @@ class DraftBatch:
 class DraftBatches:
     """All rows of a draft network: in batches of similar length, or with caches of their own."""
 
-    def __init__(self, network: AutoregressiveDraft | BlockDraft, fresh: Callable[[], RowCaches]) -> None:
+    def __init__(self, network: DraftNetwork, fresh: Callable[[], RowCaches]) -> None:
         """`fresh`: makes empty caches of a single row."""
         self._network = network
         self._fresh = fresh
