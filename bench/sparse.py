@@ -30,8 +30,7 @@ from recipes.pocket.talk import noise
 from worker.core.rows import Span
 from worker.core.sparse_prefill import least
 from worker.pocket import MODEL_PATH
-from worker.runner.kv.spans import NO_GAPS
-from worker.runner.kv.sparse_rows import with_gaps
+from worker.runner.kv.sparse_rows import skipping
 from worker.runner.token_importance import score_tokens
 
 CHUNK = 512
@@ -44,7 +43,6 @@ class Side:
     def __init__(self, network: Any) -> None:
         self.network = network
         self.caches: list[Any] = make_prompt_cache(network)
-        self._gaps = NO_GAPS
 
     def read(self, tokens: Sequence[int], spans: Sequence[Span] = ()) -> None:
         """Prefill all of `tokens` except the skipped `spans`."""
@@ -52,18 +50,18 @@ class Side:
         for first, last in [*spans, (len(tokens), 0)]:
             while at < first:
                 piece = tokens[at : min(at + CHUNK, first)]
-                self.network(mx.array([list(piece)]), cache=with_gaps(self.caches, self._gaps))
+                self.network(mx.array([list(piece)]), cache=self.caches)
                 mx.eval([cache.state for cache in self.caches])
                 at += len(piece)
             if last:
-                self._gaps = self._gaps.and_also(first, last)
+                self.caches = skipping(self.caches, first, last)
                 at = last
 
     def say(self, last: int, count: int, ends: Sequence[int] = ()) -> list[int]:
         """Return the greedy tokens after `last`."""
         said: list[int] = []
         for _ in range(count):
-            logits = self.network(mx.array([[last]]), cache=with_gaps(self.caches, self._gaps))
+            logits = self.network(mx.array([[last]]), cache=self.caches)
             found: Any = mx.argmax(logits[0, -1]).item()
             last = int(found)
             if last in ends:

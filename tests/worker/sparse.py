@@ -27,8 +27,7 @@ from worker.interfaces import Engine, Model
 from worker.load.load import ModelLoader
 from worker.process.preload import preload_openblas
 from worker.runner.kv import buckets, snapshots
-from worker.runner.kv.spans import Span
-from worker.runner.kv.sparse_rows import hiding
+from worker.runner.kv.sparse_rows import Span, hiding
 from worker.runner.runner import BatchEngine
 from worker.values import CacheSegment, SamplingParams
 

@@ -177,20 +177,18 @@ class Loop:
         try:
             self._adapters.require(request)
             output_processor = self.model.open_output_processor(request)
-            requested_keep = self.sparse_prefill.requested_keep(request)
-            row = self.scheduler.add(request, now, sparse=requested_keep is not None)
+            row = self.scheduler.add(request, now)
+            self.sparse_prefill.hold(row)
             answer = self._answers[request.id] = RequestOutput(row, output_processor, submitted_at=now)
             ended = answer.replay()
         except RequestError as error:
-            self.publisher.failed(request.id, error)
+            self._fail_row(request.id, error)
         except Exception as error:  # the request boundary
             log.exception("%s: the output processor cannot be created", request.id, extra=about(request.id))
             self._fail_row(request.id, engine_error(error))
         else:
             if ended is not None:
                 self._finish(RowEnd(request.id, ended))
-            elif requested_keep is not None:
-                self.sparse_prefill.hold(row, requested_keep)
             elif self.store:
                 self.store.fetch(row, now)
 

@@ -83,7 +83,7 @@ def overtaking(heads: Heads, placed: Container[Row]) -> list[Row]:
 def is_short(row: Row, match: Match | None) -> bool:
     """Return whether all of the prompt behind its stored prefix may be run in one call with others."""
     begin = begin_of(row, match)
-    is_plain = not row.prefilled and not row.cuts_behind(begin) and not row.images and not row.sparse
+    is_plain = not row.prefilled and not row.cuts_behind(begin) and not row.images
     return is_plain and 0 < _rest_of(row, match) <= SHORT_TOKENS_MAX
 
 

@@ -40,9 +40,9 @@ class Row:
     waits for a prefix from disk or for importance scoring. `reuse`: what was restored when it first ran.
     `scored`: number of prompt tokens whose logprobs are known or not requested. `preemptions`: their number.
     `images`: its images, in order; `images_counted_upto`: the position up to which they were counted;
-    `encoded_for_row`: digests of images encoded for it and not used since. `sparse`: parts of its prompt are
-    skipped, those in `left_out` once they are chosen. `burst`: see `Bursts`. `sampled_early`:
-    tokens sampled with the end of its prompt, 0 or 1.
+    `encoded_for_row`: digests of images encoded for it and not used since. `is_private`: its prefix is
+    neither restored nor stored nor shared. `left_out`: spans of its prompt that are skipped. `burst`: see
+    `Bursts`. `sampled_early`: tokens sampled with the end of its prompt, 0 or 1.
 
     For the progress watchdog: `blocks_awaited` from disk; `scoring_passes`, passes of importance scoring
     while it was blocked; `waits_for`, the row whose prefix it waits for (`never_waits`: disabled); `restarts`
@@ -69,7 +69,7 @@ class Row:
     images: tuple[ImageInput, ...] = ()
     images_counted_upto: int = 0
     encoded_for_row: set[str] = field(default_factory=set)
-    sparse: bool = False
+    is_private: bool = False
     left_out: tuple[Span, ...] = ()
     burst: int = 0
     sampled_early: int = 0
@@ -105,6 +105,8 @@ class Row:
 
         If prompt logprobs are missing, fewer: each one needs the token before it to run.
         """
+        if self.is_private:
+            return 0
         return len(self.tokens) - 1 if self.is_scored else max(self.scored - 1, 0)
 
     @property
@@ -116,15 +118,9 @@ class Row:
         must lack the same ones."""
         return (
             (self.digest, self.request.salt, self.scored) == (other.digest, other.request.salt, other.scored)
-            and not (self.sparse or other.sparse)
+            and not (self.is_private or other.is_private)
             and self.tokens == other.tokens
         )
-
-    @property
-    def left(self) -> int:
-        """Number of tokens to run before the row can start: all but the last."""
-        skipped = sum(last - first for first, last in self.left_out if first >= self.prefilled)
-        return len(self.tokens) - 1 - self.prefilled - skipped
 
     def cuts_behind(self, position: int) -> list[int]:
         """Return the positions behind `position` at which a chunk must end, if it gets there."""
@@ -139,7 +135,7 @@ class Row:
         return next((last - first for first, last in self.left_out if last == position), 0)
 
 
-def row_of(request: EngineRequest, images: tuple[ImageInput, ...], *, sparse: bool) -> Row:
+def row_of(request: EngineRequest, images: tuple[ImageInput, ...]) -> Row:
     """Return a request as a row, without its place in the queue."""
     tokens = request.tokens + request.resume  # the same tuple if nothing was answered
     asks = request.echo and request.sampling.logprobs is not None
@@ -153,7 +149,6 @@ def row_of(request: EngineRequest, images: tuple[ImageInput, ...], *, sparse: bo
         answered=list(request.resume),
         scored=request.scored if asks else len(request.tokens),
         images=images,
-        sparse=sparse,
     )
 
 

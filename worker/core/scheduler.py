@@ -112,14 +112,11 @@ class Scheduler:
 
     # --- coming and going ---
 
-    def add(self, request: EngineRequest, now: float, *, sparse: bool = False) -> Row:
-        """Add a request to the queue. Raises `RequestError` for one that could never run.
-
-        `sparse`: parts of its prompt will be skipped; it shares no prefix with others.
-        """
+    def add(self, request: EngineRequest, now: float) -> Row:
+        """Add a request to the queue. Raises `RequestError` for one that could never run."""
         if request.id in self._rows:
             raise ValueError(f"row {request.id} exists already")
-        row = row_of(request, images_of(request), sparse=sparse)
+        row = row_of(request, images_of(request))
         if self.reservations.needs(row.length) > self.reservations.bytes_max:
             tokens_max = self.reservations.tokens_max(row.length)
             raise too_long(tokens_max, row.length, request.source, by_memory=True)
@@ -154,7 +151,7 @@ class Scheduler:
 
     def _prompt_group(self, row: Row, number: int) -> int:
         # A prompt of one token needs no prefill that could be shared.
-        if len(row.tokens) > 1 and not row.sparse:
+        if len(row.tokens) > 1:
             for other in self._of(Phase.PREFILL, Phase.PREFILLED, Phase.WAITING):
                 if row.is_twin(other):
                     return other.prompt_group

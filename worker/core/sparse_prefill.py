@@ -17,6 +17,7 @@ from worker.core.rows import Row, Span
 from worker.interfaces import ImportanceScorer
 from worker.values import EngineRequest
 
+_UNABLE = "This model's layers do not support it."
 CHUNK_TOKENS = 32
 HEAD_TOKENS, TAIL_TOKENS = 64, 256
 """Tokens always run, at the beginning (or the system prompt, if longer) and at the end."""
@@ -48,37 +49,30 @@ class SparsePrefillQueue:
         self._is_able = is_able
         self._default = default
         self._pace = PrefillCostModel(target_s=target_s, tokens_max=min(tokens_max, READ_TOKENS_MAX))
-        self._rows: dict[str, tuple[Row, SparsePrefill]] = {}
+        self._rows: list[Row] = []
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def requested_keep(self, request: EngineRequest) -> SparsePrefill | None:
-        """Return the sparse-prefill setting of a request; None: run the whole prompt.
+    def _keep_of(self, request: EngineRequest) -> float:
+        """Return the share of a request's prompt that is run.
 
         Raises `RequestError` if the request asks for sparse prefill and it is not possible.
         """
-        requested_keep = request.sparse or self._default
-        if request.left_out:
-            self._require(self._is_able, "This model's layers, or its several machines, do not support it.")
-            return requested_keep or SparsePrefill(keep=1.0)
-        if (
-            requested_keep is None
-            or requested_keep.keep >= 1
-            or len(request.tokens) <= max(requested_keep.above, WHOLE_TOKENS)
-        ):
-            return None
+        wish = request.sparse or self._default
+        if wish is None or wish.keep >= 1 or len(request.tokens) <= max(wish.above, WHOLE_TOKENS):
+            return 1.0
         is_plain = not request.images and not (request.echo and request.sampling.logprobs is not None)
         if request.sparse is None and not (is_plain and self._is_able and self._known_scorer):
-            return None
+            return 1.0
         self._require(
             is_plain, "It does not work with images or with log-probabilities of the prompt. Leave it out."
         )
-        self._require(self._is_able, "This model's layers, or its several machines, do not support it.")
+        self._require(self._is_able, _UNABLE)
         self._require(
             self._known_scorer, "It needs a draft model with attention: start the server with --draft-model."
         )
-        return requested_keep
+        return wish.keep
 
     @property
     def _importance_scorer(self) -> ImportanceScorer:
@@ -91,30 +85,32 @@ class SparsePrefillQueue:
             wording = f'"sparse_prefill" is not available for this request. {otherwise}'
             raise RequestError(Code.INVALID_REQUEST, wording, param="sparse_prefill")
 
-    def hold(self, row: Row, requested_keep: SparsePrefill) -> None:
-        """Queue a row for importance scoring, unless an earlier attempt has chosen the parts to skip."""
-        row.sparse = True
-        if row.request.left_out:
+    def hold(self, row: Row) -> None:
+        """Queue a new row for importance scoring, if parts of its prompt are to be skipped. Raises
+        `RequestError` if the request asks for that and it is not possible."""
+        if row.request.left_out:  # chosen by an earlier attempt
+            self._require(self._is_able, _UNABLE)
             skip_tokens(row, row.request.left_out)
-        else:
+        elif self._keep_of(row.request) < 1:
+            skip_tokens(row, ())
             row.is_blocked = True
-            self._rows[row.id] = row, requested_keep
+            self._rows.append(row)
 
     def drop(self, id: str) -> None:
         """Forget a row. Unknown ids are ignored."""
-        self._rows.pop(id, None)
+        self._rows = [row for row in self._rows if row.id != id]
 
     @property
     def first(self) -> Row:
         """First row in the queue."""
-        return next(iter(self._rows.values()))[0]
+        return self._rows[0]
 
     def read(self, row: Row, clock: Callable[[], float], decode_s: float) -> bool:
         """Run a chunk of the scorer's prefill, or a part of the scoring. Return whether it is complete.
 
         `decode_s`: expected wait for the decode step in progress; 0 without one.
         """
-        for waiting, _ in self._rows.values():
+        for waiting in self._rows:
             waiting.scoring_passes += 1  # counts as progress for all rows in the queue
         importance_scorer, prompt = self._importance_scorer, row.request.tokens[:-1]
         done, began = importance_scorer.length(row.id), clock()
@@ -131,16 +127,18 @@ class SparsePrefillQueue:
         return True
 
     def _choose(self, row: Row, weights: Sequence[float]) -> None:
-        _, requested_keep = self._rows.pop(row.id)
+        self.drop(row.id)
         boundaries = row.request.boundaries
         # The last boundary is that of later turns, and covers nearly the whole prompt.
         dense = boundaries[0] if len(boundaries) > 1 else 0
         self._importance_scorer.drop(row.id)  # sparse rows have no drafts
-        skip_tokens(row, least(weights, requested_keep.keep, dense))
+        skip_tokens(row, least(weights, self._keep_of(row.request), dense))
 
 
 def skip_tokens(row: Row, spans: Sequence[Span]) -> None:
-    """Set the spans to skip of a row that has not begun."""
+    """Set the spans to skip of a row that has not begun. Tokens behind them will not have attended to them:
+    from now on the row shares nothing with others."""
+    row.is_private, row.prompt_group = True, row.queue_key[1]
     row.left_out = tuple(spans)
     row.snapshot_positions = [first for first, _ in spans]
 

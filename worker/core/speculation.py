@@ -341,7 +341,7 @@ class Speculation:
 
 def _room(row: Row) -> int:
     """Return the maximum number of draft tokens for a row."""
-    if row.sparse or not row.request.speculation:
+    if row.is_private or not row.request.speculation:
         return 0
     return min(
         DRAFTED_MAX,

@@ -17,8 +17,6 @@ import mlx.nn as nn
 from worker.runner.drafters.hidden_states import HiddenStateSink
 from worker.runner.kv.batch import CacheBatch, RowCaches
 from worker.runner.kv.buckets import FED_MAX, Order, are_similar, arrange
-from worker.runner.kv.spans import NO_GAPS, Gaps
-from worker.runner.kv.sparse_rows import with_gaps
 from worker.runner.lora import NO_ADAPTER
 from worker.runner.sampling.grammar_masks import Job, MaskThreads
 from worker.runner.sampling.sampler import Agree, PendingSample, Sampled, Sampler
@@ -32,8 +30,8 @@ class BatchRow:
     """A started row.
 
     `length`: tokens of its sequence, including the pending one, which is not in its caches yet. `token`: that
-    one, [1] uint32, while the row is in no batch; `caches` likewise. `shift`: see `VisionNetwork`. `gaps`:
-    tokens skipped by sparse prefill. `adapter`: its name.
+    one, [1] uint32, while the row is in no batch; `caches` likewise. `shift`: see `VisionNetwork`. `adapter`:
+    its name.
     """
 
     name: str
@@ -42,19 +40,8 @@ class BatchRow:
     token: mx.array | None
     caches: RowCaches
     shift: int = 0
-    gaps: Gaps = NO_GAPS
     adapter: str = NO_ADAPTER
     dropped: bool = False
-
-    @property
-    def is_sparse(self) -> bool:
-        """Whether tokens were skipped."""
-        return bool(self.gaps.spans)
-
-    @property
-    def cached_tokens(self) -> int:
-        """Number of tokens in its caches while the pending one is the only one that they lack."""
-        return self.length - self.gaps.total - 1
 
 
 def first_sample(member: BatchRow, logits: mx.array, agree: Agree | None) -> Sampled:
@@ -98,22 +85,14 @@ class OwnCaches:
     """The caches of a single row of a model that cannot be batched, in place of a `CacheBatch`."""
 
     def __init__(self) -> None:
-        self.own: RowCaches = []
         self.caches: RowCaches = []
-        """`own`, as the model is given them."""
 
     def rearrange(
-        self,
-        leaving: Sequence[int],
-        joining: Sequence[RowCaches],
-        lengths: Sequence[int],
-        gaps: Sequence[Gaps] = (),
+        self, leaving: Sequence[int], joining: Sequence[RowCaches], lengths: Sequence[int]
     ) -> Order:
         """Replace the row."""
-        order = arrange(len(leaving), leaving, len(joining))
-        self.own = joining[0] if joining else []
-        self.caches = with_gaps(self.own, gaps[0]) if joining else []
-        return order
+        self.caches = joining[0] if joining else []
+        return arrange(len(leaving), leaving, len(joining))
 
     def begin(self, counts: Sequence[int], *, may_revert: bool = True) -> None:
         """Do nothing."""
@@ -123,11 +102,11 @@ class OwnCaches:
 
     def finish(self) -> list[Any]:
         """Return what must be evaluated with the step."""
-        return [cache.state for cache in self.own]
+        return [cache.state for cache in self.caches]
 
     @property
     def nbytes(self) -> int:
-        return sum(held_bytes(cache) for cache in self.own)
+        return sum(held_bytes(cache) for cache in self.caches)
 
 
 class DecodeBatch:
@@ -183,12 +162,8 @@ class DecodeBatch:
         if not joining and not self.has_holes:
             return
         leaving = [place for place, member in enumerate(self.members) if member.dropped]
-        order = self._batch.rearrange(
-            leaving,
-            [m.caches for m in joining],
-            [m.cached_tokens for m in joining],
-            [m.gaps for m in joining],
-        )
+        lengths = [member.length - 1 for member in joining]
+        order = self._batch.rearrange(leaving, [member.caches for member in joining], lengths)
         everybody, late = [*self.members, *joining], [*self._late, *([] for _ in joining)]
         tokens = [self._tokens, *(member.token for member in joining if member.token is not None)]
         self._tokens = mx.concatenate(tokens)[mx.array(list(order), mx.int32)] if order else tokens[0][:0]
@@ -203,14 +178,14 @@ class DecodeBatch:
         are copies where the batch lacks some of these tokens."""
         place = self.members.index(member)
         if not isinstance(self._batch, CacheBatch):
-            return self._batch.own, 0
+            return self._batch.caches, 0
         if self._has_fed:
             return self._batch, place
         pending: Any = self._tokens[place].item()
         own = self._batch.extract(place, self._model.fresh())
         tokens = mx.array([[*self._late[place], pending]], mx.uint32)
         with self._model.applied([member.adapter]):
-            self._model.network(tokens, cache=with_gaps(own, member.gaps), **shifts_of([member]))
+            self._model.network(tokens, cache=own, **shifts_of([member]))
         return own, 0
 
     # --- a plain step ---
@@ -276,7 +251,7 @@ class DecodeBatch:
         rows = []
         for member, late, token in zip(self.members, self._late, pending, strict=True):
             backlog = [*late, token]
-            guess = () if member.is_sparse else drafts.get(member.name, ())
+            guess = drafts.get(member.name, ())
             fits = max(0, self._model.width_max - len(backlog))
             rows.append(FedRow(member.row, member.length, backlog, guess[:fits]))
         feeds = [[*fed.backlog, *fed.guess] for fed in rows]

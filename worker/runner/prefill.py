@@ -19,8 +19,7 @@ from worker.runner.drafters.hidden_states import HiddenStateSink
 from worker.runner.kv.batch import RowCaches, prefill_abreast
 from worker.runner.kv.capability_probe import BatchCapabilities
 from worker.runner.kv.single import reserve
-from worker.runner.kv.spans import NO_GAPS, Gaps
-from worker.runner.kv.sparse_rows import with_gaps
+from worker.runner.kv.sparse_rows import skipping
 from worker.runner.lora import NO_ADAPTER, AdapterBatch
 from worker.runner.output_head import OutputHead
 from worker.runner.sampling.logprobs import piece_tokens, prefill_scored
@@ -39,8 +38,6 @@ class PromptRow:
     """Number of tokens run."""
     expected: int = 0
     """Number of tokens that it will be prefilled with; 0: unknown."""
-    gaps: Gaps = NO_GAPS
-    """Tokens that sparse prefill skipped."""
     adapter: str = NO_ADAPTER
     logits: mx.array | None = None
     """Logits behind the prompt's last token, [1, vocabulary], if it has been fed."""
@@ -115,9 +112,9 @@ class PrefillRunner:
             self._run_together(chunks, last)
             return
         for name, tokens in chunks.items():
-            given = with_gaps(self.rows[name].caches, self.rows[name].gaps)
+            caches = self.rows[name].caches
             with self._adapters.applied([self.rows[name].adapter]):
-                self._pass({name: tokens}, last, mx.array([list(tokens)], mx.uint32), cache=given)
+                self._pass({name: tokens}, last, mx.array([list(tokens)], mx.uint32), cache=caches)
             self._hidden_states.on_hidden_states([name], [len(tokens)])
 
     def _may_run_together(self, chunks: Chunks, able: BatchCapabilities) -> bool:
@@ -125,8 +122,7 @@ class PrefillRunner:
         rows = [self.rows[name] for name in chunks]
         if len(rows) < 2 or len({row.tokens for row in rows}) > 1:
             return False
-        is_dense = not any(row.gaps.spans for row in rows)
-        return is_dense and (able.abreast if rows[0].tokens else able.padded)
+        return able.abreast if rows[0].tokens else able.padded
 
     def _run_together(self, chunks: Chunks, last: Mapping[str, int]) -> None:
         run = partial(self._pass, chunks, last)
@@ -155,7 +151,7 @@ class PrefillRunner:
 
     def skip_tokens(self, name: str, first: int, last: int) -> None:
         row = self.row(name)
-        row.gaps = row.gaps.and_also(first, last)
+        row.caches = skipping(row.caches, first, last)
         self._hidden_states.skip(name, last - first)
 
     def fork(self, name: str, copy: str) -> None:

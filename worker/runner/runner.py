@@ -200,7 +200,6 @@ class BatchEngine:
             mx.array([tokens[-1]], mx.uint32),
             prompt.caches,
             self._image_embeddings.shift(row),
-            prompt.gaps,
             prompt.adapter,
         )
         self._members[row] = member

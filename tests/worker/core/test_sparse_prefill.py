@@ -43,13 +43,20 @@ def request(tokens: int = 5000, id: str = "a", **fields: Any) -> EngineRequest:
     return engine_request(id, tokens, **{"max_tokens": 100, "sparse": WISH, **fields})
 
 
+def holds(sparse_prefill: SparsePrefillQueue, asked: EngineRequest) -> bool:
+    """Return whether a request's prompt waits to be scored."""
+    row = Scheduler(SchedulerConfig(rows_max=4)).add(asked, 0.0)
+    sparse_prefill.hold(row)
+    sparse_prefill.drop(row.id)
+    return row.is_blocked
+
+
 def thinned(sparse_prefill: SparsePrefillQueue, asked: EngineRequest) -> Row:
     """Return the row of a request whose prompt has been scored."""
     scheduler = Scheduler(SchedulerConfig(rows_max=4))
-    requested_keep = sparse_prefill.requested_keep(asked)
-    assert requested_keep is not None
-    row = scheduler.add(asked, 0.0, sparse=True)
-    sparse_prefill.hold(row, requested_keep)
+    row = scheduler.add(asked, 0.0)
+    sparse_prefill.hold(row)
+    assert len(sparse_prefill) == 1
     clock = itertools.count(0.0, 0.01)
     for _ in range(1000):
         if not len(sparse_prefill):
@@ -86,14 +93,14 @@ def test_most_important_tokens_are_run() -> None:
 
 def test_a_request_that_says_nothing_gets_what_is_usual() -> None:
     asked = request(sparse=None)
-    assert SparsePrefillQueue(Weighing(), is_able=True).requested_keep(asked) is None
+    assert not holds(SparsePrefillQueue(Weighing(), is_able=True), asked)
     usual = SparsePrefillQueue(Weighing(), WISH, is_able=True)
-    assert usual.requested_keep(asked) == WISH
-    assert usual.requested_keep(request(sparse=SparsePrefill(keep=1.0))) is None
-    assert usual.requested_keep(request(tokens=1000, sparse=None)) is None
-    assert usual.requested_keep(request(sparse=None, echo=True, sampling=SamplingParams(logprobs=0))) is None
-    assert SparsePrefillQueue(None, WISH, is_able=True).requested_keep(asked) is None
-    assert SparsePrefillQueue(Weighing(), WISH).requested_keep(asked) is None
+    assert holds(usual, asked)
+    assert not holds(usual, request(sparse=SparsePrefill(keep=1.0)))
+    assert not holds(usual, request(tokens=1000, sparse=None))
+    assert not holds(usual, request(sparse=None, echo=True, sampling=SamplingParams(logprobs=0)))
+    assert not holds(SparsePrefillQueue(None, WISH, is_able=True), asked)
+    assert not holds(SparsePrefillQueue(Weighing(), WISH), asked)
 
 
 def test_unsupported_sparse_prefill_request_is_refused_with_a_reason() -> None:
@@ -105,7 +112,7 @@ def test_unsupported_sparse_prefill_request_is_refused_with_a_reason() -> None:
         (SparsePrefillQueue(Weighing()), request(left_out=((64, 96),)), "layers"),
     ):
         with pytest.raises(RequestError, match=why) as caught:
-            sparse_prefill.requested_keep(asked)
+            holds(sparse_prefill, asked)
         assert caught.value.param == "sparse_prefill"
 
 
@@ -125,8 +132,8 @@ def test_a_prompt_is_read_in_chunks_and_weighed_once_and_the_system_prompt_is_ru
 def test_row_with_precomputed_skipped_spans_is_not_scored_again() -> None:
     sparse_prefill, spans = SparsePrefillQueue(None, is_able=True), ((64, 128), (500, 4000))
     asked = request(left_out=spans)
-    row = Scheduler(SchedulerConfig(rows_max=4)).add(asked, 0.0, sparse=True)
-    sparse_prefill.hold(row, sparse_prefill.requested_keep(asked) or WISH)
+    row = Scheduler(SchedulerConfig(rows_max=4)).add(asked, 0.0)
+    sparse_prefill.hold(row)
     assert (row.left_out, row.is_blocked, len(sparse_prefill)) == (spans, False, 0)
 
 
@@ -138,13 +145,12 @@ def test_the_plan_runs_all_kept_tokens_in_place(lengths: list[int], rest: int, h
     tokens = edges[-1] + rest + 1
     asked = request(tokens, left_out=spans, boundaries=(1, tokens - 1))
     scheduler = Scheduler(SchedulerConfig(rows_max=4), PrefixIndex(CacheSpec(has_states=has_states)))
-    row = scheduler.add(asked, 0.0, sparse=True)
-    SparsePrefillQueue(is_able=True).hold(row, WISH)
+    row = scheduler.add(asked, 0.0)
+    SparsePrefillQueue(is_able=True).hold(row)
     run: list[int] = []
     for _ in range(10 * tokens):
         if row.phase is Phase.DECODE:
             break
-        assert row.left == tokens - 1 - len(run) - sum(last - first for first, last in spans)
         for (chunk,) in scheduler.plan().groups:
             assert chunk.tokens == tuple(range(chunk.begin, chunk.begin + len(chunk.tokens)))
             assert row.gap(chunk.begin) == 0 or (chunk.begin - row.gap(chunk.begin), chunk.begin) in spans
@@ -158,8 +164,8 @@ def test_the_plan_runs_all_kept_tokens_in_place(lengths: list[int], rest: int, h
 def test_sparse_row_does_not_share_prefixes_with_dense_rows() -> None:
     scheduler = Scheduler(SchedulerConfig(rows_max=4), PrefixIndex(CacheSpec()))
     first = scheduler.add(request(id="first", sparse=None), 0.0)
-    sparse = scheduler.add(request(left_out=((64, 4000),)), 0.0, sparse=True)
-    SparsePrefillQueue(is_able=True).hold(sparse, WISH)
+    sparse = scheduler.add(request(left_out=((64, 4000),)), 0.0)
+    SparsePrefillQueue(is_able=True).hold(sparse)
     same = scheduler.add(request(id="same", sparse=None), 0.0)
     assert same.prompt_group == first.prompt_group != sparse.prompt_group
     assert scheduler.miss(sparse) == "request"

@@ -52,8 +52,6 @@ class Sharing:
         Short text prompts have none, being cheap to run. The end of the last image is one, because the next
         request may ask another question about it.
         """
-        if row.sparse:
-            return
         if self._index.shape.has_states and (row.images or len(row.tokens) > SHORT_TOKENS_MAX):
             behind = (image.end for image in row.images[-1:])
             regular = range(LONG_TOKENS, len(row.tokens), LONG_TOKENS)
@@ -67,15 +65,10 @@ class Sharing:
 
     def miss(self, row: Row) -> str:
         """Return why no longer prefix of the row is reused."""
-        if not row.is_scored or row.sparse:
+        if not row.is_scored:
             return REQUEST
         match = self._look_up(row)
         return match.miss or ("" if _is_worth_it(row, match) else REQUEST)
-
-    def left(self, row: Row) -> int:
-        """Return how many tokens of the row's prompt are to run, by what is stored now."""
-        match = None if row.prefilled or row.sparse else self._find(row)
-        return row.left - match.length if match else row.left
 
     def ready(self, heads: Iterable[Row], begun: Iterable[Row]) -> dict[Row, Match | None]:
         """Return the rows of `heads` that need not wait for another, each with the stored prefix to restore.
@@ -87,7 +80,7 @@ class Sharing:
         ready: dict[Row, Match | None] = {}
         for row in heads:
             row.waits_for = None
-            if row.prefilled or row.sparse:
+            if row.prefilled:
                 ready[row] = None
             elif other := self._awaited(row, ahead):
                 row.waits_for = other.id
@@ -116,7 +109,7 @@ class Sharing:
                 or other.request.salt != row.request.salt
             ):
                 continue
-            if other.sparse or (other.is_batch and not row.is_batch):
+            if other.is_private or (other.is_batch and not row.is_batch):
                 continue  # stores nothing, or may be preempted first
             until = min(self._shared(row, other), row.reusable)
             if until - there >= AWAITED_TOKENS_MIN and self._promises(other, until):

@@ -117,7 +117,7 @@ class PrefixStore:
 
     def fetch(self, row: Row, now: float) -> None:
         """Hold a row if part of its longest stored prefix is on disk only; read that part block by block."""
-        if self.disk is None or row.sparse or self._is_silent:
+        if self.disk is None or self._is_silent:
             return
         match = self.index.find(row.tokens, salt=row.request.salt, limit=row.reusable)
         if not match.missing:
@@ -199,8 +199,8 @@ class PrefixStore:
 
     def keep(self, row: Row, *, done: bool = False) -> None:
         """Store the prefix of a row in prefill, if it is due. `done`: the prefill is complete."""
-        if row.sparse:
-            return  # tokens after a skipped part have not attended to it
+        if row.is_private:
+            return
         at = row.prefilled
         is_cut = done or at in row.snapshot_positions
         if (is_cut or at - row.stored_upto >= KEPT_TOKENS_MIN) and at > row.stored_upto:
@@ -209,7 +209,7 @@ class PrefixStore:
 
     def store_ended_row(self, row: Row) -> None:
         """Store the prefix of a row that ends, before its caches are dropped."""
-        if row.sparse:
+        if row.is_private:
             return
         if row.phase is Phase.DECODE:
             # Until it has decoded, its last token is not in its caches; its prompt is stored.

@@ -17,7 +17,7 @@ from worker.runner.kv.kv_layer import KVLayer
 from worker.runner.kv.layers import StateLayer, batch_layer, extracted
 from worker.runner.kv.positions import BatchPositions
 from worker.runner.kv.single import is_split
-from worker.runner.kv.spans import NO_GAPS, Gaps
+from worker.runner.kv.sparse_rows import NO_GAPS, split
 
 RowCaches = list[Any]
 """One cache per layer of a single row, of whatever classes upstream's model makes."""
@@ -76,27 +76,23 @@ class CacheBatch:
     # --- rows ---
 
     def rearrange(
-        self,
-        leaving: Sequence[int],
-        joining: Sequence[RowCaches],
-        lengths: Sequence[int],
-        gaps: Sequence[Gaps] = (),
+        self, leaving: Sequence[int], joining: Sequence[RowCaches], lengths: Sequence[int]
     ) -> Order:
         """Remove rows and add others; return the row for each place.
 
-        `leaving`: places of rows. `lengths`: number of tokens in each joining row's caches. `gaps`: the
-        skipped tokens of each; empty: none.
+        `leaving`: places of rows. `lengths`: position of each joining row's next token.
         """
         order = arrange(len(self.lengths), leaving, len(joining))
-        gaps = gaps or [NO_GAPS] * len(joining)
-        self._rearrange(order, [list(leaf_caches(row)) for row in joining], lengths, gaps)
+        self._rearrange(order, [list(leaf_caches(row)) for row in joining], lengths)
         self.caches = [layer.cache for layer in self._layers]
         return order
 
-    def _rearrange(
-        self, order: Order, joining: Sequence[list[Any]], lengths: Sequence[int], gaps: Sequence[Gaps]
-    ) -> None:
+    def _rearrange(self, order: Order, joining: Sequence[list[Any]], lengths: Sequence[int]) -> None:
         old, positions = len(self.lengths), self._positions
+        parts = [list(map(split, row)) for row in joining]
+        joining = [[cache for cache, _ in row] for row in parts]
+        gaps = [next((gaps for _, gaps in row if gaps.spans), NO_GAPS) for row in parts]
+        lengths = [length - each.total for length, each in zip(lengths, gaps, strict=True)]
         all_lengths, all_gaps = [*positions.lengths, *lengths], [*positions.gaps, *gaps]
         kept = [all_lengths[row] for row in order]
         refills = refill(
@@ -141,7 +137,7 @@ class CacheBatch:
         assert max(counts) <= FED_MAX, "slots have room for a step"
         self._counts, self._may_revert = counts, may_revert
         if self._outgrown():
-            self._rearrange(range(len(self.lengths)), [], [], [])
+            self._rearrange(range(len(self.lengths)), [], [])
         self._positions.begin(max(counts))
         if may_revert:
             for part in self._states:

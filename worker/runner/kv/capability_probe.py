@@ -22,8 +22,7 @@ from worker.runner.kv import snapshots
 from worker.runner.kv.batch import CacheBatch, RowCaches, prefill_abreast
 from worker.runner.kv.buckets import FED_MAX
 from worker.runner.kv.quantized import fresh_caches
-from worker.runner.kv.spans import NO_GAPS, Gaps
-from worker.runner.kv.sparse_rows import hiding, with_gaps
+from worker.runner.kv.sparse_rows import hiding, skipping
 from worker.values import CacheSegment, KVQuantization
 
 Prompt = tuple[int, ...]
@@ -225,9 +224,9 @@ class _Trial:
         are masked. States are those before them. `together`: also in a batch with another row."""
         sparse, whole, again = (self._fresh() for _ in range(3))
         first, last = self._piece, self._stop - 1
-        gaps = Gaps(((first, last),))
         self._run(sparse, self._long[:first])
-        found = self._run(with_gaps(sparse, gaps), self._long[last:])
+        sparse = skipping(sparse, first, last)
+        found = self._run(sparse, self._long[last:])
         self._run(whole, self._long[:first])
         states = snapshots.states_of(whole, 0)
         self._run(whole, self._long[first:last])
@@ -236,11 +235,10 @@ class _Trial:
         hidden = hiding(again, (first, last))
         self._equal([found], [self._run(hidden, self._long[last:])])
         right = self._follow(hidden)
-        self._equal(self._follow(with_gaps(copy.deepcopy(sparse), gaps)), right)
+        self._equal(self._follow(copy.deepcopy(sparse)), right)
         if together:
-            lengths = [len(self._long) - gaps.total, len(self._long)]
             alone = [right, self._alone[-1]]
-            self._decode([sparse, self._rows[-1]], lengths, alone, [gaps, NO_GAPS])
+            self._decode([sparse, self._rows[-1]], [len(self._long)] * 2, alone)
 
     def run_ahead(self) -> None:
         """Run rows on both sides of the threshold, feeding more tokens than they keep."""
@@ -280,12 +278,11 @@ class _Trial:
         rows: list[RowCaches],
         lengths: list[int],
         alone: Sequence[Sequence[mx.array]],
-        gaps: Sequence[Gaps] = (),
         *,
         most: float = _DIFFERENCE_MAX,
     ) -> None:
         batch = self._batch()
-        batch.rearrange([], copy.deepcopy(rows), lengths, gaps)
+        batch.rearrange([], copy.deepcopy(rows), lengths)
         for token, right in zip(_FOLLOWING, zip(*alone, strict=True), strict=True):
             batch.begin([1] * len(rows), may_revert=False)
             together = self._model(mx.array([[token]] * len(rows), mx.uint32), cache=batch.caches)[:, -1]

@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from worker.runner.bucket_attention import Bucketed, Layout
 from worker.runner.kv.buckets import Bucket
-from worker.runner.kv.spans import Gaps
+from worker.runner.kv.sparse_rows import Gaps
 
 
 class BatchPositions:

@@ -2,20 +2,64 @@
 columns.
 
 Upstream's models take the position of the next token from a cache's offset; its column is the cache's own
-matter. So the caches of a row stay as they are, and the model gets them with another offset. A sliding window
-counts positions. While tokens within it are skipped, the older columns that it still holds are masked.
+matter. So the caches of a row with *gaps* are wrapped, and report another offset. A sliding window counts
+positions. While tokens within it are skipped, the older columns that it still holds are masked.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import mlx.core as mx
 
-from worker.runner.kv.batch import RowCaches
-from worker.runner.kv.spans import NO_GAPS, Gaps, Span
+Span = tuple[int, int]
+"""From a position to before another."""
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """`spans`: the skipped spans of a row, in order; all lie before the row's next token."""
+
+    spans: tuple[Span, ...] = ()
+
+    @cached_property
+    def total(self) -> int:
+        """Number of skipped tokens."""
+        return sum(last - first for first, last in self.spans)
+
+    def and_also(self, first: int, last: int) -> Gaps:
+        """Return the gaps extended by a span behind them."""
+        return Gaps((*self.spans, (first, last)))
+
+    def columns(self, first: int, last: int) -> int:
+        """Count the positions from `first` to before `last` that have a column."""
+        first = max(first, 0)
+        found = last - first
+        for begin, end in reversed(self.spans):
+            if end <= first:
+                break
+            found -= max(0, min(end, last) - max(begin, first))
+        return found
+
+    def runs(self, count: int, last: int) -> list[Span]:
+        """Return the positions of the `count` columns before position `last`, in order."""
+        return sorted(run for run in self._back(count, last) if run[0] < run[1])
+
+    def _back(self, count: int, last: int) -> Iterator[Span]:
+        for begin, end in reversed(self.spans):
+            taken = min(count, last - end)
+            yield last - taken, last
+            count, last = count - taken, begin
+            if not count:
+                return
+        yield last - count, last
+
+
+NO_GAPS = Gaps()
 
 
 class SkippingCache:
@@ -33,6 +77,9 @@ class SkippingCache:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(vars(self)["_cache"], name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SkippingCache:
+        return SkippingCache(copy.deepcopy(self._cache, memo), self._gaps)
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._cache, name, value)  # some models attach arrays that must be evaluated with it
@@ -85,17 +132,27 @@ class HidingCache(SkippingCache):
         return self._seen(N, min(self._windows(window_size), default=None), vars(self)["_hidden"])
 
 
-def hiding(caches: RowCaches, *spans: Span) -> RowCaches:
+def hiding(caches: Iterable[Any], *spans: Span) -> list[Any]:
     """Wrap the caches of a row such that `spans` are masked, but still stored."""
     return each_positional(caches, lambda cache: HidingCache(cache, spans))
 
 
-def with_gaps(caches: RowCaches, gaps: Gaps) -> RowCaches:
-    """Return the caches of a row as the model gets them when `gaps` were skipped."""
-    return each_positional(caches, lambda cache: SkippingCache(cache, gaps)) if gaps.spans else caches
+def skipping(caches: Iterable[Any], first: int, last: int) -> list[Any]:
+    """Return the caches of a row at position `first` that goes on at position `last`."""
+
+    def skip(cache: Any) -> SkippingCache:
+        whole, gaps = split(cache)
+        return SkippingCache(whole, gaps.and_also(first, last))
+
+    return each_positional(caches, skip)
 
 
-def each_positional(caches: Iterable[Any], wrap: Callable[[Any], Any]) -> RowCaches:
+def split(cache: Any) -> tuple[Any, Gaps]:
+    """Return upstream's cache of a row and layer, and the gaps in it."""
+    return (cache._cache, cache._gaps) if isinstance(cache, SkippingCache) else (cache, NO_GAPS)
+
+
+def each_positional(caches: Iterable[Any], wrap: Callable[[Any], Any]) -> list[Any]:
     """Return all caches, with those that have columns wrapped."""
     return [_wrapped(cache, wrap) for cache in caches]
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from worker.runner.kv.buckets import Bucket
 from worker.runner.kv.positions import BatchPositions
-from worker.runner.kv.spans import Gaps
+from worker.runner.kv.sparse_rows import Gaps
 
 LENGTH = 60
 
