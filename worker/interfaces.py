@@ -16,6 +16,7 @@ from protocol.types import AdapterInfo
 from worker.values import (
     NEVER,
     NO_DRAFTS,
+    NO_EMBEDDINGS,
     NO_LAST,
     NO_TARGETS,
     ArrayBytes,
@@ -23,6 +24,7 @@ from worker.values import (
     CacheSlice,
     CacheSpec,
     CancelToken,
+    EncodedImage,
     EngineRequest,
     ForcedTokens,
     ImageInput,
@@ -187,12 +189,8 @@ class Engine(Protocol):
     can_skip_tokens: bool
     """Whether parts of a prompt can be skipped."""
 
-    def encode_image(self, image: ImageInput) -> int:
-        """Encode an image, at any position; return the bytes of its embedding. Returns when it is computed.
-        An embedding with the same digest is reused."""
-
-    def evict_image(self, digest: str) -> None:
-        """Evict the embedding of an image. Unknown digests are no error."""
+    def encode_image(self, image: ImageInput) -> EncodedImage:
+        """Encode an image, at any position. Returns when it is computed."""
 
     def set_images(self, row: str, tokens: Sequence[int], images: Sequence[ImageInput]) -> None:
         """Set the images of a row's prompt. Call it before any of it is prefilled or restored. They are
@@ -211,6 +209,7 @@ class Engine(Protocol):
         chunks: Mapping[str, Sequence[int]],
         targets: Mapping[str, LogprobTargets] = NO_TARGETS,
         last: Mapping[str, int] = NO_LAST,
+        embeddings: Mapping[str, EncodedImage] = NO_EMBEDDINGS,
     ) -> Mapping[str, Sequence[Logprob]]:
         """Prefill a chunk of each row's prompt; over all calls, everything but the prompt's last token.
 
@@ -218,7 +217,7 @@ class Engine(Protocol):
         call runs them. The engine may feed it along, and sample the row's first token from this pass.
         Several rows may be prefilled together. This is fastest if all are at one position, with chunks of
         about equal length. Returns the logprobs that `targets` requests, one for each token.
-        Images of a chunk must have been encoded (`encode_image`). A row with images is prefilled alone.
+        `embeddings`: of the chunks' images, by digest. A row with images is prefilled alone.
         If this raises, the rows' caches are lost: drop the rows.
         """
 

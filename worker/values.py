@@ -343,6 +343,17 @@ NO_TARGETS: Mapping[str, LogprobTargets] = {}
 NO_LAST: Mapping[str, int] = {}
 
 
+@dataclass(frozen=True, slots=True)
+class EncodedImage:
+    """The embedding of an image, opaque, and its size."""
+
+    payload: object
+    nbytes: int
+
+
+NO_EMBEDDINGS: Mapping[str, EncodedImage] = {}
+
+
 class SampledToken(NamedTuple):
     """A sampled token, with its logprob if requested."""
 

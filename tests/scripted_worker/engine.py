@@ -15,12 +15,14 @@ from tests.scripted_worker.script import Script
 from worker.interfaces import DraftProposer, ImportanceScorer
 from worker.values import (
     NO_DRAFTS,
+    NO_EMBEDDINGS,
     NO_LAST,
     NO_TARGETS,
     ArrayBytes,
     CacheSegment,
     CacheSlice,
     CacheSpec,
+    EncodedImage,
     ForcedTokens,
     ImageInput,
     Logprob,
@@ -61,11 +63,8 @@ class FakeEngine:
     rows: dict[str, FakeRow] = field(default_factory=dict)
     sight: FakeSight = field(default_factory=FakeSight)
 
-    def encode_image(self, image: ImageInput) -> int:
+    def encode_image(self, image: ImageInput) -> EncodedImage:
         return self.sight.encode_image(image)
-
-    def evict_image(self, digest: str) -> None:
-        self.sight.evict_image(digest)
 
     def set_images(self, row: str, tokens: Sequence[int], images: Sequence[ImageInput]) -> None:
         self.sight.set_images(row, images)
@@ -81,13 +80,14 @@ class FakeEngine:
         chunks: Mapping[str, Sequence[int]],
         targets: Mapping[str, LogprobTargets] = NO_TARGETS,
         last: Mapping[str, int] = NO_LAST,
+        embeddings: Mapping[str, EncodedImage] = NO_EMBEDDINGS,
     ) -> Mapping[str, Sequence[Logprob]]:
         if any(self._script(row).burst for row in chunks):
             os.kill(os.getpid(), signal.SIGKILL)
         if any(self._script(row).oom for row in chunks):
             raise MemoryError("scripted: out of memory")
         for row, tokens in chunks.items():
-            self.sight.ran(row, tokens)
+            self.sight.ran(row, tokens, embeddings)
         time.sleep(max(self._script(row).prefill_ms for row in chunks) / 1000)
         return {row: [_likelihood(token, of.top) for token in of.tokens] for row, of in targets.items()}
 

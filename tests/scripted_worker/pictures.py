@@ -11,7 +11,7 @@ from typing import Any
 
 from protocol.types import Media
 from tests.scripted_worker.script import Script
-from worker.values import MEDIA_KEYS, ArrayBytes, ImageInput
+from worker.values import MEDIA_KEYS, ArrayBytes, EncodedImage, ImageInput
 
 IMAGE_TOKENS = 4
 _IMAGE_BYTES = 64
@@ -60,29 +60,24 @@ def _parts(messages: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]
 
 @dataclass(slots=True)
 class FakeSight:
-    """Encoded images, and the images of each row. Checks that the scheduler follows the contract."""
+    """The images of each row. Checks that the scheduler follows the contract."""
 
-    _kept: set[str] = field(default_factory=set)
     _shown: dict[str, _RowImages] = field(default_factory=dict)
 
-    def encode_image(self, image: ImageInput) -> int:
+    def encode_image(self, image: ImageInput) -> EncodedImage:
         """Encode for the time that the image's prompt directs. Raises `RuntimeError` if it directs so."""
         (look_ms,) = struct.unpack("<d", image.inputs[_LOOK_MS].data)
         if look_ms < 0:
             raise RuntimeError("scripted: the image cannot be encoded")
         time.sleep(look_ms / 1000)
-        self._kept.add(image.digest)
-        return image.nbytes
-
-    def evict_image(self, digest: str) -> None:
-        self._kept.discard(digest)
+        return EncodedImage(image.digest, image.nbytes)
 
     def set_images(self, row: str, images: Sequence[ImageInput]) -> None:
         self._shown[row] = _RowImages(tuple(images))
 
-    def ran(self, row: str, tokens: Sequence[int]) -> None:
-        """Note that a chunk is prefilled. `set_images` must have set its row's images, and they must be
-        encoded."""
+    def ran(self, row: str, tokens: Sequence[int], embeddings: Mapping[str, EncodedImage]) -> None:
+        """Note that a chunk is prefilled. `set_images` must have set its row's images; those in the chunk
+        come with it."""
         shown = self._shown.get(row)
         if shown is None:
             assert all(token < MEDIA_KEYS for token in tokens), f"the images of {row} were not set"
@@ -90,7 +85,7 @@ class FakeSight:
         begin, shown.at = shown.at, shown.at + len(tokens)
         for image in shown.images:
             behind = image.first >= shown.at or image.end <= begin
-            assert behind or image.digest in self._kept, f"an image of {row} is not encoded"
+            assert behind or image.digest in embeddings, f"an image of {row} is not encoded"
 
     def restored(self, row: str, tokens: int) -> None:
         if row in self._shown:

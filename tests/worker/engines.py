@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakValueDictionary
 
 from protocol.messages import Failed, Finished, Message, StepOutputs
 from protocol.types import Capabilities, Delta
@@ -25,12 +26,14 @@ from worker.interfaces import DraftProposer, ImportanceScorer, Model, OutputProc
 from worker.values import (
     MEDIA_KEYS,
     NO_DRAFTS,
+    NO_EMBEDDINGS,
     NO_LAST,
     NO_TARGETS,
     ArrayBytes,
     CacheSegment,
     CacheSlice,
     CacheSpec,
+    EncodedImage,
     ForcedTokens,
     ImageInput,
     Logprob,
@@ -67,6 +70,14 @@ class Decoding:
     fed: bool = False
 
 
+@dataclass(eq=False)
+class Embedding:
+    """An encoded image."""
+
+    digest: str
+    nbytes: int
+
+
 @dataclass
 class ScriptedEngine:
     """Draws the tokens of each row's script, then `END` forever.
@@ -101,7 +112,8 @@ class ScriptedEngine:
     broken: bool = False
     looks: list[str] = field(default_factory=list)
     """Digests of the encoded images, in order."""
-    kept: dict[str, int] = field(default_factory=dict)
+    kept: WeakValueDictionary[str, Embedding] = field(default_factory=WeakValueDictionary)
+    """Embeddings that someone still holds."""
     shown: dict[str, tuple[ImageInput, ...]] = field(default_factory=dict)
     swells: float = 1.0
     """Ratio of an image's actual to its estimated size."""
@@ -121,19 +133,14 @@ class ScriptedEngine:
     def _whole(self, row: str) -> tuple[int, ...]:
         return (*self.prompts[row], *self.scripts.get(row, ()))
 
-    def encode_image(self, image: ImageInput) -> int:
+    def encode_image(self, image: ImageInput) -> EncodedImage:
         if image.digest in self.kept:
             self.breaches.append(f"{image.digest} is encoded twice")
         self.takes("look", len(image.tokens))
         self._call("look")
         self.looks.append(image.digest)
-        self.kept[image.digest] = round(self.swells * image.nbytes)
-        return self.kept[image.digest]
-
-    def evict_image(self, digest: str) -> None:
-        if digest not in self.kept:
-            self.breaches.append(f"{digest} is evicted but not cached")
-        self.kept.pop(digest, None)
+        embedding = self.kept[image.digest] = Embedding(image.digest, round(self.swells * image.nbytes))
+        return EncodedImage(embedding, embedding.nbytes)
 
     def set_images(self, row: str, tokens: Sequence[int], images: Sequence[ImageInput]) -> None:
         self._call("show")
@@ -152,21 +159,37 @@ class ScriptedEngine:
         if self.prefilled.get(row) or row in self.decoding:
             self.breaches.append(f"{row} is announced after its prefill has begun")
 
-    def _check_images(self, row: str, begin: int, tokens: Sequence[int], *, alone: bool) -> None:
-        """Record a breach if a row is run or restored without its images set, or run without them encoded."""
+    def _check_images(
+        self,
+        row: str,
+        begin: int,
+        tokens: Sequence[int],
+        embeddings: Mapping[str, EncodedImage] = NO_EMBEDDINGS,
+        *,
+        alone: bool,
+    ) -> None:
+        """Record a breach if a row is run or restored without its images set, or run without exactly those
+        that it reaches."""
         if all(token < MEDIA_KEYS for token in self.prompts[row]):
             return
         if row not in self.shown or not alone:
             self.breaches.append(f"{row} is run in a batch, or its images were not set")
-        for image in self.shown.get(row, ()):
-            if image.first < begin + len(tokens) and image.end > begin and image.digest not in self.kept:
-                self.breaches.append(f"{row} is run at {begin} without its image")
+        reached = {
+            image.digest
+            for image in self.shown.get(row, ())
+            if image.first < begin + len(tokens) and image.end > begin
+        }
+        if embeddings.keys() != reached or any(
+            embeddings[each].payload is not self.kept[each] for each in reached
+        ):
+            self.breaches.append(f"{row} is run at {begin} with other images than its own")
 
     def prefill(
         self,
         chunks: Mapping[str, Sequence[int]],
         targets: Mapping[str, LogprobTargets] = NO_TARGETS,
         last: Mapping[str, int] = NO_LAST,
+        embeddings: Mapping[str, EncodedImage] = NO_EMBEDDINGS,
     ) -> Mapping[str, Sequence[Logprob]]:
         if PROBE in chunks:
             self.probes += 1
@@ -183,7 +206,7 @@ class ScriptedEngine:
                 self.breaches.append(f"{row} continues in a batch with rows at other positions")
             if not tokens or tuple(tokens) != self._whole(row)[len(cached) : len(cached) + len(tokens)]:
                 self.breaches.append(f"{row} at {len(cached)} gets the wrong tokens {tokens}")
-            self._check_images(row, len(cached), tokens, alone=len(chunks) == 1)
+            self._check_images(row, len(cached), tokens, embeddings, alone=len(chunks) == 1)
         self.groups.append(list(chunks))
         self.sizes.append(sum(map(len, chunks.values())))
         self.takes("prefill", self.sizes[-1])
@@ -527,7 +550,7 @@ class House:
         assert self.engine.shown == {}
         status = self.loop.scheduler.image_status
         if status is not None:
-            kept = self.engine.kept.values()
+            kept = [each.nbytes for each in self.engine.kept.values()]
             assert (status.bytes, status.kept) == (sum(kept), len(kept))
             assert status.bytes <= status.bytes_max or len(kept) == 1
         if self.store:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -23,7 +23,7 @@ from tests.models.vision_models import EYES
 from tests.worker.image_questions import POCKET, Question, answer, draw_question, folder_of
 from worker.interfaces import Engine, Model, Preparer
 from worker.load.load import ModelLoader
-from worker.values import EngineRequest, SamplingParams
+from worker.values import EncodedImage, EngineRequest, SamplingParams
 
 NAMES = (*EYES, POCKET)
 CONTEXT_TOKENS = 4096
@@ -91,13 +91,14 @@ def jobs_of(model: str, seed: int) -> tuple[Job, ...]:
     )
 
 
-def open_row(engine: Engine, job: Job) -> None:
+def open_row(engine: Engine, job: Job) -> Embeddings:
     """Open a row as the scheduler does: encode each image once, and set the images before any prefill."""
-    for image in job.request.images:
-        engine.encode_image(image)
     if job.request.images:
         engine.set_images(job.name, job.prompt, job.request.images)
+    return {image.digest: engine.encode_image(image) for image in job.request.images}
 
+
+Embeddings = Mapping[str, EncodedImage]
 
 Draft = Callable[[str, Sequence[int]], Sequence[int]]
 """Returns draft tokens for a job after its answer so far."""
@@ -110,10 +111,11 @@ def play(
     waiting, prefilled = list(jobs), dict[str, int]()
     by_name = {job.name: job for job in waiting}
     answers: dict[str, list[int]] = {}
+    embeddings: dict[str, Embeddings] = {}
     while waiting or prefilled or any(len(answers[name]) < by_name[name].tokens for name in answers):
         if waiting and rng.random() < 0.4:
             job = waiting.pop(0)
-            open_row(engine, job)
+            embeddings[job.name] = open_row(engine, job)
             prefilled[job.name] = 0
         for name in list(prefilled):
             job, done = by_name[name], prefilled[name]
@@ -123,7 +125,7 @@ def play(
                 del prefilled[name]
             else:
                 chunk = job.prompt[done : min(done + rng.randint(1, 40), len(job.prompt) - 1)]
-                engine.prefill({name: chunk})
+                engine.prefill({name: chunk}, embeddings=embeddings[name])
                 prefilled[name] += len(chunk)
         step = engine.step({name: draft(name, said) for name, said in answers.items()})
         for name, token in step.tokens.items():

@@ -1,4 +1,4 @@
-"""Encoder cache manager: decides which encoded images are cached, and which prompts wait for one. Pure.
+"""Encoder cache: the encoded images, and which prompts wait for one. Pure.
 
 An image is *needed* while a row in prefill has a part of it to run. Invariants: cached images take at most
 `bytes_max`, or are a single one that turned out larger than estimated. A needed image is evicted only if
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from protocol.prefix_namespace import contains
 from protocol.types import ImageStatus
 from worker.core.prefill_cost import CHUNK_TOKENS_MIN
 from worker.core.rows import Chunk, Row
-from worker.values import EngineRequest, ImageInput
+from worker.values import EncodedImage, EngineRequest, ImageInput
 
 
 def images_of(request: EngineRequest) -> tuple[ImageInput, ...]:
@@ -39,14 +39,20 @@ def _needed(rows: Iterable[Row]) -> Set[str]:
     return {image.digest for row in rows for image in row.images if image.end > row.prefilled}
 
 
-class CachedImage(NamedTuple):
-    """An encoded image in the cache: its size, and the salt of the requests that share it."""
+def _images_in(chunk: Chunk) -> list[ImageInput]:
+    """Return the images of which a chunk has a part. Valid before the chunk has run."""
+    begin, end = chunk.begin, chunk.begin + len(chunk.tokens)
+    return [image for image in chunk.row.images if max(begin, image.first) < min(end, image.end)]
 
-    nbytes: int
+
+class CachedImage(NamedTuple):
+    """An encoded image in the cache, and the salt of the requests that share it."""
+
+    encoded: EncodedImage
     salt: str
 
 
-class EncoderCacheManager:
+class EncoderCache:
     """LRU cache of encoded images, the least recently used first. `bytes_max`: None for no limit."""
 
     def __init__(self, bytes_max: int | None) -> None:
@@ -57,7 +63,7 @@ class EncoderCacheManager:
 
     @property
     def bytes(self) -> int:
-        return sum(image.nbytes for image in self._kept.values())
+        return sum(image.encoded.nbytes for image in self._kept.values())
 
     def check(self, request: EngineRequest) -> None:
         """Raise `RequestError` for a request with an image that could not be cached even alone."""
@@ -91,34 +97,33 @@ class EncoderCacheManager:
         is_short = image.first - begin < CHUNK_TOKENS_MIN
         return begin if is_next and is_short else image.first
 
+    def embeddings(self, chunk: Chunk) -> Mapping[str, EncodedImage]:
+        """Return the embeddings of the images in a chunk that is going to run, by digest."""
+        return {image.digest: self._kept[image.digest].encoded for image in _images_in(chunk)}
+
     # --- what has happened ---
 
-    def make_room(self, nbytes: int, rows: Iterable[Row]) -> list[str]:
-        """Evict images to make room for `nbytes` bytes and return their digests.
+    def make_room(self, nbytes: int, rows: Iterable[Row]) -> None:
+        """Evict images to make room for `nbytes` bytes.
 
         `rows`: the rows in prefill; images that they need are evicted last.
         """
         needed = _needed(rows)
-        return self._forget(sorted(self._kept, key=needed.__contains__), self._bytes_max - nbytes)
+        self._forget(sorted(self._kept, key=needed.__contains__), self._bytes_max - nbytes)
 
-    def encoded(self, row: Row, image: ImageInput, nbytes: int) -> list[str]:
-        """Record that an image was encoded for `row` and takes `nbytes` bytes.
-
-        Return the digests of images evicted because it takes more than was estimated.
-        """
+    def add(self, row: Row, image: ImageInput, encoded: EncodedImage) -> None:
+        """Add an image that was encoded for `row`. Others are evicted if it takes more than was estimated."""
         self._encoded += 1
         row.encoded_for_row.add(image.digest)
         others = [digest for digest in self._kept if digest != image.digest]
-        self._kept[image.digest] = CachedImage(nbytes, row.request.salt)
-        return self._forget(others, self._bytes_max)
+        self._kept[image.digest] = CachedImage(encoded, row.request.salt)
+        self._forget(others, self._bytes_max)
 
     def ran(self, chunk: Chunk) -> None:
         """Record that a chunk was run. To be called before `row.prefilled` advances."""
-        begin, end = chunk.begin, chunk.begin + len(chunk.tokens)
-        for image in chunk.row.images:
-            if max(begin, image.first) < min(end, image.end):
-                self._kept[image.digest] = self._kept.pop(image.digest)
-                self._count(chunk.row, image)
+        for image in _images_in(chunk):
+            self._kept[image.digest] = self._kept.pop(image.digest)
+            self._count(chunk.row, image)
 
     def _count(self, row: Row, image: ImageInput) -> None:
         """Count a hit or a miss, once for each image of a prompt."""
@@ -127,22 +132,19 @@ class EncoderCacheManager:
             self._hits += image.digest not in row.encoded_for_row
             row.encoded_for_row.discard(image.digest)
 
-    def clear(self, rows: Iterable[Row], namespace: str = "") -> tuple[list[str], int]:
-        """Evict a namespace's images that rows in prefill do not need; return their digests and the bytes."""
+    def clear(self, rows: Iterable[Row], namespace: str = "") -> int:
+        """Evict a namespace's images that rows in prefill do not need; return the bytes freed."""
         before, needed = self.bytes, _needed(rows)
         unneeded = ((digest, image) for digest, image in self._kept.items() if digest not in needed)
-        gone = self._forget([digest for digest, image in unneeded if contains(namespace, image.salt)], 0)
-        return gone, before - self.bytes
+        self._forget([digest for digest, image in unneeded if contains(namespace, image.salt)], 0)
+        return before - self.bytes
 
-    def _forget(self, digests: Iterable[str], bytes_max: int) -> list[str]:
-        """Evict images in this order until the rest takes at most `bytes_max`; return their digests."""
-        gone: list[str] = []
+    def _forget(self, digests: Iterable[str], bytes_max: int) -> None:
+        """Evict images in this order until the rest takes at most `bytes_max`."""
         for digest in digests:
             if self.bytes <= bytes_max:
                 break
             del self._kept[digest]
-            gone.append(digest)
-        return gone
 
     def status(self) -> ImageStatus:
         """Return sizes, and counts since the start."""

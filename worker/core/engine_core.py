@@ -43,7 +43,7 @@ from worker.core.failures import Failures, engine_error
 from worker.core.prefix.store import PrefixStore
 from worker.core.publisher import TOLD_EVERY_S, Counters, Publisher
 from worker.core.request_output import RequestOutput
-from worker.core.row_inputs import drop_rows, evict_images, last_tokens, set_inputs
+from worker.core.row_inputs import drop_rows, last_tokens, set_inputs
 from worker.core.rows import Chunk, EncodeImage, Group, Phase, Row
 from worker.core.scheduler import Scheduler
 from worker.core.sparse_prefill import SparsePrefillQueue
@@ -163,8 +163,7 @@ class Loop:
                 self.store.fit_disk()
             case ClearPrefixes(id, namespace):
                 ram, disk = self.store.clear(namespace) if self.store else (0, 0)
-                digests, images = self.scheduler.forget_images(namespace)
-                evict_images(self.model.engine, digests)
+                images = self.scheduler.forget_images(namespace)
                 self.publisher.cleared(id, ram + images, disk, namespace)
 
     def _submit(self, request: EngineRequest) -> None:
@@ -314,16 +313,15 @@ class Loop:
 
     def _next_image(self, look: EncodeImage) -> None:
         """Encode an image. If that fails, only the row that it was planned for fails; others try again."""
-        evict_images(self.model.engine, look.forgotten)
         if self.scheduler.get(look.row.id) is None:
             return  # the row has failed meanwhile
         try:
-            nbytes = self.model.engine.encode_image(look.image)
+            encoded = self.model.engine.encode_image(look.image)
         except Exception as error:  # the request boundary
             log.exception("%s: an image cannot be encoded", look.row.id)
             self._fail_prefill(look.row, error)
         else:
-            evict_images(self.model.engine, self.scheduler.on_image_encoded(look.row, look.image, nbytes))
+            self.scheduler.on_image_encoded(look, encoded)
 
     def _score_chunk(self, decode_s: float) -> None:
         """Run a chunk of importance scoring for sparse prefill. If that fails, its request fails."""
@@ -352,7 +350,8 @@ class Loop:
                 return  # will be planned again
             if chunks:
                 targets = prompt_logprobs.asked_of(group, self.scheduler.relatives)
-                found = self.model.engine.prefill(chunks, targets, last)
+                embeddings = self.scheduler.embeddings(group)
+                found = self.model.engine.prefill(chunks, targets, last, embeddings)
         except Exception as error:  # the request boundary
             log.exception("%s: prefill failed", ", ".join(chunks))
             self._retry_apart(group, error)

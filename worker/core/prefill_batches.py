@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 
-from worker.core.encoder_cache import EncoderCacheManager
+from worker.core.encoder_cache import EncoderCache
 from worker.core.prefill_cost import PrefillBudget, PrefillCall
 from worker.core.prefix.matching import Match
 from worker.core.prefix.sharing import SHORT_TOKENS_MAX
@@ -24,7 +24,7 @@ Heads = Mapping[Row, Match | None]
 
 
 def form_groups(
-    line: Sequence[Row], heads: Heads, budget: PrefillBudget, encoder_cache: EncoderCacheManager
+    line: Sequence[Row], heads: Heads, budget: PrefillBudget, encoder_cache: EncoderCache
 ) -> list[Group]:
     """Form the groups of one plan, within the budget.
 

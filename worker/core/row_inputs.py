@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from worker.core.rows import Group
 from worker.interfaces import Engine
@@ -39,9 +39,3 @@ def drop_rows(engine: Engine, group: Group) -> None:
     """Drop the caches of all rows of a group."""
     for chunk in group:
         engine.drop(chunk.row.id)
-
-
-def evict_images(engine: Engine, digests: Sequence[str]) -> None:
-    """Evict images from the engine."""
-    for digest in digests:
-        engine.evict_image(digest)

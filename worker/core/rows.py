@@ -178,11 +178,10 @@ Group = Sequence[Chunk]
 
 @dataclass(frozen=True, slots=True)
 class EncodeImage:
-    """An image to be encoded before `row` can run further. The images in `forgotten` are evicted for it."""
+    """An image to be encoded before `row` can run further."""
 
     row: Row
     image: ImageInput
-    forgotten: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

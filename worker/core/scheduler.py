@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from protocol.errors import too_long
 from protocol.types import ImageStatus
 from worker.core.batching_window import Bursts
-from worker.core.encoder_cache import EncoderCacheManager, images_of
+from worker.core.encoder_cache import EncoderCache, images_of
 from worker.core.memory_reservations import Reservations
 from worker.core.prefill_batches import begin_of, form_groups, is_short, leads_of, overtaking
 from worker.core.prefill_cost import PrefillCall, PrefillCostModel
@@ -31,7 +31,7 @@ from worker.core.prefix.index import PrefixIndex
 from worker.core.prefix.matching import Match
 from worker.core.prefix.sharing import OFF, Sharing
 from worker.core.rows import Chunk, EncodeImage, Group, Phase, Row, SchedulerOutput, call_of, row_of
-from worker.values import EngineRequest, ImageInput
+from worker.values import NO_EMBEDDINGS, EncodedImage, EngineRequest
 
 AHEAD_MAX = 7
 BURST_PROMPT_S_MAX = 5.0
@@ -69,7 +69,7 @@ class Scheduler:
             gap_s_max=policy.inter_token_s_max,
             tokens_max=policy.prefill_tokens,
         )
-        self._encoder_cache = EncoderCacheManager(policy.image_bytes_max)
+        self._encoder_cache = EncoderCache(policy.image_bytes_max)
         self._arrivals = itertools.count()
         self._rows: dict[str, Row] = {}
         self._in: dict[Phase, dict[str, Row]] = {phase: {} for phase in Phase}
@@ -172,12 +172,17 @@ class Scheduler:
         chunk.row.prefilled = 0
         return replace(chunk, tokens=tokens, match=None)
 
-    def on_image_encoded(self, row: Row, image: ImageInput, nbytes: int) -> list[str]:
-        """Record that an image of `nbytes` bytes was encoded for a row; return the digests to evict."""
-        return self._encoder_cache.encoded(row, image, nbytes)
+    def on_image_encoded(self, look: EncodeImage, encoded: EncodedImage) -> None:
+        """Cache an image that was encoded for a row."""
+        self._encoder_cache.add(look.row, look.image, encoded)
 
-    def forget_images(self, namespace: str = "") -> tuple[list[str], int]:
-        """Evict a namespace's images that are not needed now; return their digests and the bytes freed."""
+    def embeddings(self, group: Group) -> Mapping[str, EncodedImage]:
+        """Return the embeddings of the images in a group that is going to run, by digest."""
+        found = (self._encoder_cache.embeddings(chunk) for chunk in group if chunk.row.images)
+        return next(found, NO_EMBEDDINGS)  # a row with images runs alone
+
+    def forget_images(self, namespace: str = "") -> int:
+        """Evict a namespace's images that are not needed now; return the bytes freed."""
         return self._encoder_cache.clear(self._of(Phase.PREFILL), namespace)
 
     @property
@@ -356,8 +361,8 @@ class Scheduler:
         if image is None or self._encoder_cache.reach(first, begin) > begin:
             return None
         self._images_to_encode = True
-        prefilling = [*self._of(Phase.PREFILL), first]
-        return EncodeImage(first, image, self._encoder_cache.make_room(image.nbytes, prefilling))
+        self._encoder_cache.make_room(image.nbytes, [*self._of(Phase.PREFILL), first])
+        return EncodeImage(first, image)
 
     def _begin(self, row: Row, match: Match | None) -> list[Group]:
         """Admit a row whose image is about to be encoded, and restore its stored prefix."""

@@ -17,7 +17,7 @@ from worker.core.rows import Row, Span
 from worker.interfaces import ImportanceScorer
 from worker.values import EngineRequest
 
-_UNABLE = "This model's layers do not support it."
+_UNABLE = "This model's layers, or its several machines, do not support it."
 CHUNK_TOKENS = 32
 HEAD_TOKENS, TAIL_TOKENS = 64, 256
 """Tokens always run, at the beginning (or the system prompt, if longer) and at the end."""

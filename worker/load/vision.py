@@ -30,7 +30,8 @@ from worker.input.prompts.prompt import added_tokens, open_tokenizer
 from worker.input.prompts.template import render, template_of
 from worker.interfaces import ModelError
 from worker.load.vlm_text import ERROR_MAX, relative_error
-from worker.runner.vision import PIXELS, ImageEmbeddings, VisionNetwork
+from worker.runner.vision import PIXELS, RowImages, VisionNetwork
+from worker.values import EncodedImage
 
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 """Configs of image processors. Without them, some of upstream's processors would use wrong defaults."""
@@ -86,11 +87,12 @@ def try_eyes(
     # Upstream's tokens may begin with a second BOS token.
     if placed is None or np.asarray(whole["input_ids"])[0, -len(tokens) :].tolist() != tokens:
         raise ValueError("the tokens of an image cannot be located in its processor's output")
-    sight = ImageEmbeddings(network)
-    token_bytes = max(-(-sight.encode_image(image) // len(image.tokens)) for image in placed)
+    sight = RowImages(network)
+    encoded = {image.digest: sight.encode(image) for image in placed}
+    token_bytes = max(-(-encoded[image.digest].nbytes // len(image.tokens)) for image in placed)
     sight.set_images(_ROW, tokens, placed)
     cut = placed[0].first + len(placed[0].tokens) // 2
-    error = relative_error(_seen(network, sight, tokens, cut), _upstream(network, tokens, whole))
+    error = relative_error(_seen(network, sight, tokens, cut, encoded), _upstream(network, tokens, whole))
     if not error <= ERROR_MAX:
         raise ValueError(f"its logits change when an image is run in chunks (by {error:.2f})")
     return token_bytes
@@ -124,11 +126,13 @@ def _digest(image: Image.Image) -> str:
     return hashlib.sha256(image.tobytes()).hexdigest()
 
 
-def _seen(network: VisionNetwork, sight: ImageEmbeddings, tokens: list[int], cut: int) -> mx.array:
+def _seen(
+    network: VisionNetwork, sight: RowImages, tokens: list[int], cut: int, encoded: Mapping[str, EncodedImage]
+) -> mx.array:
     """Return the last token's logits, computed as in the engine."""
     caches: Any = network.make_cache()
-    sight.prefill(_ROW, cut, caches)
-    sight.prefill(_ROW, len(tokens) - 1 - cut, caches)
+    sight.prefill(_ROW, cut, caches, encoded)
+    sight.prefill(_ROW, len(tokens) - 1 - cut, caches, encoded)
     shifts = mx.array([[sight.shift(_ROW)]], mx.int32)
     return network(mx.array([tokens[-1:]], mx.int32), cache=caches, shifts=shifts)[0, -1]
 

@@ -19,11 +19,13 @@ from worker.ranks import rpc
 from worker.ranks.line import RankGoneError
 from worker.values import (
     NO_DRAFTS,
+    NO_EMBEDDINGS,
     NO_LAST,
     NO_TARGETS,
     ArrayBytes,
     CacheSegment,
     CacheSlice,
+    EncodedImage,
     ForcedTokens,
     ImageInput,
     Logprob,
@@ -86,11 +88,8 @@ class Leader:
 
     # --- what is for one process alone, and never called ---
 
-    def encode_image(self, image: ImageInput) -> int:
+    def encode_image(self, image: ImageInput) -> EncodedImage:
         raise AssertionError("several ranks do not support images")
-
-    def evict_image(self, digest: str) -> None:
-        """Do nothing."""
 
     def set_images(self, row: str, tokens: Sequence[int], images: Sequence[ImageInput]) -> None:
         raise AssertionError("several ranks do not support images")
@@ -108,6 +107,7 @@ class Leader:
         chunks: Mapping[str, Sequence[int]],
         targets: Mapping[str, LogprobTargets] = NO_TARGETS,
         last: Mapping[str, int] = NO_LAST,
+        embeddings: Mapping[str, EncodedImage] = NO_EMBEDDINGS,
     ) -> Mapping[str, Sequence[Logprob]]:
         with self._together(rpc.Prefill(rpc.lists(chunks), dict(targets), dict(last))):
             return self._engine.prefill(chunks, targets, last)

@@ -23,8 +23,8 @@ from worker.runner.kv.sparse_rows import skipping
 from worker.runner.lora import NO_ADAPTER, AdapterBatch
 from worker.runner.output_head import OutputHead
 from worker.runner.sampling.logprobs import piece_tokens, prefill_scored
-from worker.runner.vision import ImageEmbeddings
-from worker.values import Logprob, LogprobTargets
+from worker.runner.vision import RowImages
+from worker.values import EncodedImage, Logprob, LogprobTargets
 
 Chunks = Mapping[str, Sequence[int]]
 
@@ -52,7 +52,7 @@ class PrefillRunner:
         fresh: Callable[[], RowCaches],
         adapters: AdapterBatch,
         hidden_states: HiddenStateSink,
-        images: ImageEmbeddings,
+        images: RowImages,
     ) -> None:
         """`fresh`: makes empty caches of a row. `hidden_states`: receives those of prompts without images."""
         self.rows: dict[str, PromptRow] = {}
@@ -76,6 +76,7 @@ class PrefillRunner:
         chunks: Chunks,
         targets: Mapping[str, LogprobTargets],
         last: Mapping[str, int],
+        embeddings: Mapping[str, EncodedImage],
         able: BatchCapabilities,
     ) -> Mapping[str, Sequence[Logprob]]:
         """Run the chunks, as `Engine.prefill`. `able`: what the model's rows support. A row with targets is
@@ -86,7 +87,7 @@ class PrefillRunner:
             if name in targets:
                 continue
             if self._images.has(name):
-                self._run_images(name, len(tokens))
+                self._run_images(name, len(tokens), embeddings)
             else:
                 plain[name] = [*tokens, last[name]] if name in last else tokens
         self._run_plain(plain, last, able)
@@ -101,9 +102,9 @@ class PrefillRunner:
             row.tokens += len(chunks[name])
         return likelihoods
 
-    def _run_images(self, name: str, tokens: int) -> None:
+    def _run_images(self, name: str, tokens: int, embeddings: Mapping[str, EncodedImage]) -> None:
         with self._adapters.applied([self.rows[name].adapter]):
-            self._images.prefill(name, tokens, self.rows[name].caches)
+            self._images.prefill(name, tokens, self.rows[name].caches, embeddings)
         self._hidden_states.skip(name, tokens)
 
     def _run_plain(self, chunks: Chunks, last: Mapping[str, int], able: BatchCapabilities) -> None:

@@ -42,14 +42,16 @@ from worker.runner.sampling.sampler import Agree, Sampled
 from worker.runner.sampling.state import SamplingState
 from worker.runner.trees import held_bytes
 from worker.runner.verification import AcceptedTokens
-from worker.runner.vision import ImageEmbeddings
+from worker.runner.vision import RowImages
 from worker.values import (
     NO_DRAFTS,
+    NO_EMBEDDINGS,
     NO_LAST,
     NO_TARGETS,
     ArrayBytes,
     CacheSegment,
     CacheSlice,
+    EncodedImage,
     ForcedTokens,
     ImageInput,
     KVQuantization,
@@ -90,7 +92,7 @@ class BatchEngine:
         self.adapters = Adapters(model)
         self._fresh = partial(fresh_caches, model, kv_quantization)
         """Makes empty caches of a row. No method: a holder of it must not keep the engine alive."""
-        self._image_embeddings = ImageEmbeddings(model)
+        self._images = RowImages(model)
         route_attention(model)
         self.capabilities = capabilities or probe_capabilities(ProbeTarget(model))
         if kv_quantization is not None:
@@ -109,7 +111,7 @@ class BatchEngine:
         hidden_states = drafter if isinstance(drafter, HiddenStateProposer) else None
         self._hidden_states: HiddenStateSink = hidden_states or NullSink()
         self._prefill = PrefillRunner(
-            model, self._fresh, self.adapters.batch, self._hidden_states, self._image_embeddings
+            model, self._fresh, self.adapters.batch, self._hidden_states, self._images
         )
         self._agree = agree
         self._decode_model = DecodeModel(
@@ -149,14 +151,11 @@ class BatchEngine:
 
     # --- images ---
 
-    def encode_image(self, image: ImageInput) -> int:
-        return self._image_embeddings.encode_image(image)
-
-    def evict_image(self, digest: str) -> None:
-        self._image_embeddings.evict_image(digest)
+    def encode_image(self, image: ImageInput) -> EncodedImage:
+        return self._images.encode(image)
 
     def set_images(self, row: str, tokens: Sequence[int], images: Sequence[ImageInput]) -> None:
-        self._image_embeddings.set_images(row, tokens, images)
+        self._images.set_images(row, tokens, images)
 
     # --- adapters ---
 
@@ -174,11 +173,12 @@ class BatchEngine:
         chunks: Mapping[str, Sequence[int]],
         targets: Mapping[str, LogprobTargets] = NO_TARGETS,
         last: Mapping[str, int] = NO_LAST,
+        embeddings: Mapping[str, EncodedImage] = NO_EMBEDDINGS,
     ) -> Mapping[str, Sequence[Logprob]]:
         """Return when the chunks are computed."""
         # With `--exact`, or where cuts change answers, the last token is run alone, as upstream runs it.
         last = last if self._rows_max is None and self.capabilities.cut else NO_LAST
-        likelihoods = self._prefill.run(chunks, targets, last, self.capabilities)
+        likelihoods = self._prefill.run(chunks, targets, last, embeddings, self.capabilities)
         self._advance(max(map(len, chunks.values())))
         return likelihoods
 
@@ -196,10 +196,10 @@ class BatchEngine:
         member = BatchRow(
             row,
             len(tokens),
-            SamplingState(sampling, self._image_embeddings.ids(row, tokens), prompt_tokens),
+            SamplingState(sampling, self._images.ids(row, tokens), prompt_tokens),
             mx.array([tokens[-1]], mx.uint32),
             prompt.caches,
-            self._image_embeddings.shift(row),
+            self._images.shift(row),
             prompt.adapter,
         )
         self._members[row] = member
@@ -232,7 +232,7 @@ class BatchEngine:
             reserve(caches, prompt.expected)
         mx.eval([cache.state for cache in caches])
         prompt.caches, prompt.tokens = caches, count
-        self._image_embeddings.skip(row, count)
+        self._images.skip(row, count)
         self._hidden_states.skip(row, count)
 
     def pack(self, payload: object) -> tuple[dict[str, ArrayBytes], Any]:
@@ -294,7 +294,7 @@ class BatchEngine:
 
     def drop(self, row: str) -> None:
         self._prefill.rows.pop(row, None)
-        self._image_embeddings.drop(row)
+        self._images.drop(row)
         if self.drafter is not None:
             self.drafter.drop(row)
         member = self._members.pop(row, None)
@@ -309,7 +309,7 @@ class BatchEngine:
     def reset(self) -> None:
         for held in (self._prefill.rows, self._members, self._joining, self._batches, self._unread):
             held.clear()
-        self._image_embeddings.clear()
+        self._images.clear()
         if self.drafter is not None:
             self.drafter.reset()
         mx.clear_cache()

@@ -1,7 +1,7 @@
-"""Multimodal models: mlx-vlm's network called like mlx-lm's, and the cache of image embeddings.
+"""Multimodal models: mlx-vlm's network called like mlx-lm's, and rows with images.
 
 Upstream embeds a prompt with all its images in one call. Here each image is embedded with its own tokens,
-once, and cached by its digest. A chunk of a prompt, wherever its ends are, is assembled from these and text
+once. A chunk of a prompt, wherever its ends are, is assembled from these and text
 embeddings. Upstream's networks remember the positions of the last prompt; here positions are passed in each
 call, so no state leaks between rows.
 """
@@ -19,7 +19,7 @@ from mlx_lm.models.cache import KVCache
 
 from worker.runner.kv.batch import RowCaches
 from worker.runner.kv.single import offset_of
-from worker.values import ArrayBytes, ImageInput
+from worker.values import ArrayBytes, EncodedImage, ImageInput
 
 _ALIGNED = ("inputs_embeds", "per_layer_inputs")
 """Upstream's outputs for each token, [1, tokens, …]."""
@@ -128,8 +128,8 @@ class ImageEmbedding:
 
 
 @dataclass(slots=True)
-class RowImages:
-    """A row with images. `ids`: its tokens by their real ids; `at`: number of tokens run."""
+class ImagePrompt:
+    """A prompt with images. `ids`: its tokens by their real ids; `at`: number of tokens run."""
 
     ids: tuple[int, ...]
     images: tuple[ImageInput, ...]
@@ -138,29 +138,20 @@ class RowImages:
     at: int = 0
 
 
-class ImageEmbeddings:
-    """The cache of image embeddings, and the rows that have images."""
+class RowImages:
+    """The images of the rows that have some."""
 
     def __init__(self, network: Any) -> None:
         """`network`: a `VisionNetwork`, or any network if no row will have images."""
         self._network = network
-        self._kept: dict[str, ImageEmbedding] = {}
-        self._shown: dict[str, RowImages] = {}
+        self._shown: dict[str, ImagePrompt] = {}
 
-    # --- images ---
-
-    def encode_image(self, image: ImageInput) -> int:
-        if image.digest not in self._kept:
-            pixels = {name: array_of(blob) for name, blob in image.inputs.items()}
-            seen = _seen(self._network.embed(image.tokens, pixels))
-            mx.eval(seen.arrays)
-            self._kept[image.digest] = seen
-        return self._kept[image.digest].nbytes
-
-    def evict_image(self, digest: str) -> None:
-        self._kept.pop(digest, None)
-
-    # --- rows ---
+    def encode(self, image: ImageInput) -> EncodedImage:
+        """Encode an image, as `Engine.encode_image`."""
+        pixels = {name: array_of(blob) for name, blob in image.inputs.items()}
+        seen = _seen(self._network.embed(image.tokens, pixels))
+        mx.eval(seen.arrays)
+        return EncodedImage(seen, seen.nbytes)
 
     def set_images(self, row: str, tokens: Sequence[int], images: Sequence[ImageInput]) -> None:
         ids = list(tokens)
@@ -178,7 +169,7 @@ class ImageEmbeddings:
             behind = mx.arange(end, len(ids), dtype=positions.dtype) + shift
             behind = mx.broadcast_to(behind, (3, 1, len(ids) - end))
             positions = mx.concatenate([positions, behind], axis=2)
-        self._shown[row] = RowImages(tuple(ids), tuple(images), positions, shift)
+        self._shown[row] = ImagePrompt(tuple(ids), tuple(images), positions, shift)
 
     def has(self, row: str) -> bool:
         """Return whether a row has images."""
@@ -193,10 +184,10 @@ class ImageEmbeddings:
         """Copy the images and progress of `row` to the row `copy`."""
         if row in self._shown:
             old = self._shown[row]
-            self._shown[copy] = RowImages(old.ids, old.images, old.positions, old.shift, old.at)
+            self._shown[copy] = ImagePrompt(old.ids, old.images, old.positions, old.shift, old.at)
 
     def drop(self, row: str) -> None:
-        """Drop a row, but not its images."""
+        """Drop a row."""
         self._shown.pop(row, None)
 
     def clear(self) -> None:
@@ -212,11 +203,13 @@ class ImageEmbeddings:
         """Return the shift of a row's positions; see `VisionNetwork.places`."""
         return self._shown[row].shift if row in self._shown else 0
 
-    def prefill(self, row: str, tokens: int, caches: RowCaches) -> None:
-        """Run the next `tokens` tokens of a row with images, lazily."""
+    def prefill(
+        self, row: str, tokens: int, caches: RowCaches, embeddings: Mapping[str, EncodedImage]
+    ) -> None:
+        """Run the next `tokens` tokens of a row with images, lazily. `embeddings`: of these, by digest."""
         shown = self._shown[row]
         first, last = shown.at, shown.at + tokens
-        parts = list(self._parts(shown, first, last))
+        parts = self._parts(shown, first, last, embeddings)
         inputs: dict[str, Any] = {
             name: mx.concatenate([part.aligned[name] for part in parts], axis=1) for name in parts[0].aligned
         }
@@ -228,7 +221,9 @@ class ImageEmbeddings:
         self._network(mx.array([shown.ids[first:last]], mx.int32), cache=caches, **inputs)
         shown.at = last
 
-    def _parts(self, shown: RowImages, first: int, last: int) -> Sequence[ImageEmbedding]:
+    def _parts(
+        self, shown: ImagePrompt, first: int, last: int, embeddings: Mapping[str, EncodedImage]
+    ) -> Sequence[ImageEmbedding]:
         """Return the embeddings of positions `first` to before `last`, in runs of text and image."""
         parts: list[ImageEmbedding] = []
         for image in shown.images:
@@ -237,7 +232,8 @@ class ImageEmbeddings:
                 continue
             if first < begin:
                 parts.append(self._text(shown.ids[first:begin]))
-            parts.append(self._kept[image.digest].part(begin - image.first, end - image.first))
+            encoded: Any = embeddings[image.digest].payload
+            parts.append(encoded.part(begin - image.first, end - image.first))
             first = end
         if first < last:
             parts.append(self._text(shown.ids[first:last]))

@@ -149,7 +149,7 @@ class History:
         house = self.house
         house.now += 1.0
         self.is_within.append(house.engine.cache_bytes() <= (house.bytes_max or 10**9))
-        images = sum(house.engine.kept.values())
+        images = sum(each.nbytes for each in house.engine.kept.values())
         self.is_within.append(house.engine.swells > 1 or images <= (house.image_bytes_max or 10**9))
 
     def check(self, id: str, asked: Asked) -> None:

@@ -20,13 +20,6 @@ def storing(shape: CacheSpec) -> House:
     return House(prefill_tokens=256, engine=ScriptedEngine(shape=shape), store_bytes=PLENTY)
 
 
-def forget_images(house: House) -> None:
-    """Evict all images, but not the prefixes."""
-    digests, _ = house.loop.scheduler.forget_images()
-    for digest in digests:
-        house.engine.evict_image(digest)
-
-
 def status(house: House) -> ImageStatus:
     assert house.loop.counters.images is not None
     return house.loop.counters.images
@@ -100,7 +93,7 @@ def test_the_same_question_looks_at_nothing_and_runs_its_last_token(has_states: 
     house = storing(CacheSpec(has_states=has_states))
     house.submit("first", 5, prompt=600, images=[("cat", 100, 300)])
     house.run()
-    forget_images(house)
+    house.loop.scheduler.forget_images()
     house.submit("again", 6, like="first")
     house.run()
     assert house.engine.looks == [CAT]
@@ -126,7 +119,7 @@ def test_a_prefix_that_ends_within_an_image_needs_the_image() -> None:
     house.engine.at["prefill", 2] = lambda: house.drop("first")
     house.run()
     assert 100 < sum(house.engine.sizes) < 500
-    forget_images(house)
+    house.loop.scheduler.forget_images()
     house.submit("again", 5, like="first")
     house.run()
     assert house.text("again") == "<5>"
@@ -154,5 +147,5 @@ def test_clearing_the_cache_forgets_images_too() -> None:
     house.run()
     [cleared] = [message for message in house.published if isinstance(message, CacheCleared)]
     assert cleared.ram_bytes == 8
-    assert house.engine.kept == {}
+    assert not house.engine.kept
     assert status(house).kept == 0

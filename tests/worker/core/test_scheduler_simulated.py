@@ -7,18 +7,19 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 from protocol.common.progress import ProgressWatch
 from protocol.errors import RequestError
 from tests.factories import engine_request
-from tests.worker.engines import picture
+from tests.worker.engines import Embedding, picture
 from worker.core.prefill_batches import PADDING_MAX
 from worker.core.prefill_cost import CHUNK_TOKENS_MIN
 from worker.core.prefix.sharing import SHORT_TOKENS_MAX
 from worker.core.rows import Chunk, EncodeImage, Group, Phase, Row, SchedulerOutput
 from worker.core.scheduler import AHEAD_MAX, Scheduler, SchedulerConfig
 from worker.core.starvation import watched
-from worker.values import EngineRequest, ImageInput
+from worker.values import EncodedImage, EngineRequest, ImageInput
 
 SEEDS = 100
 """Number of histories; `python -m tests.worker.core.test_scheduler_simulated 0 10000` runs more."""
@@ -55,8 +56,8 @@ class Simulation:
     forks: int = 0
     together: int = 0
     ahead: int = 0
-    kept: dict[str, int] = field(default_factory=dict)
-    """Encoded images and their bytes."""
+    kept: WeakValueDictionary[str, Embedding] = field(default_factory=WeakValueDictionary)
+    """Encoded images that the scheduler holds."""
     looks: int = 0
     found: int = 0
 
@@ -177,18 +178,16 @@ class Simulation:
         row, image = look.row, look.image
         assert image.digest not in self.kept
         self.looks += 1
-        for digest in look.forgotten:
-            del self.kept[digest]
         if self.scheduler.get(row.id) is None:
             return
         self.now += self.random.uniform(0, 0.05)
         if self.random.random() < self.failures:
             self.leave(row.id, "failed")
             return
-        self.kept[image.digest] = image.nbytes
-        assert self.scheduler.on_image_encoded(row, image, image.nbytes) == []
+        embedding = self.kept[image.digest] = Embedding(image.digest, image.nbytes)
+        self.scheduler.on_image_encoded(look, EncodedImage(embedding, image.nbytes))
         limit = self.policy.image_bytes_max
-        assert limit is None or sum(self.kept.values()) <= limit
+        assert limit is None or sum(each.nbytes for each in self.kept.values()) <= limit
 
     def cache_bytes(self) -> int:
         rows = [len(self.cached[id]) for id in self.cached if self.cached[id]]

@@ -99,10 +99,9 @@ def say(question: str, *images: Any) -> str:
     content = [*({"type": "image"} for _ in images), {"type": "text", "text": question}]
     asked = Question(({"role": "user", "content": content},), tuple(map(encoded, images)))
     model, request = loaded(POCKET), engine_request(POCKET, "a", asked)
-    for image in request.images:
-        model.engine.encode_image(image)
+    embeddings = {image.digest: model.engine.encode_image(image) for image in request.images}
     model.engine.set_images("a", request.tokens, request.images)
-    model.engine.prefill({"a": request.tokens[:-1]})
+    model.engine.prefill({"a": request.tokens[:-1]}, embeddings=embeddings)
     model.engine.start("a", request.tokens, len(request.tokens), SamplingParams())
     output_processor, text = model.open_output_processor(request), ""
     while True:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tests.models.vision_models import EYES
-from tests.worker.vision_models import TOKENS_MAX, Job, jobs_of, loaded, open_row, play
+from tests.worker.vision_models import TOKENS_MAX, Embeddings, Job, jobs_of, loaded, open_row, play
 from worker.interfaces import Engine
 from worker.values import CacheSegment, SamplingParams
 
@@ -52,11 +52,13 @@ def test_drafts_for_rows_with_images_change_nothing(model: str) -> None:
     assert steps[0] < 0.8 * sum(len(expected[job]) for job in with_images)
 
 
-def finish(engine: Engine, job: Job, done: int, answered: Sequence[int] = ()) -> list[int]:
+def finish(
+    engine: Engine, job: Job, embeddings: Embeddings, done: int, answered: Sequence[int] = ()
+) -> list[int]:
     """Finish a row's prefill and decode its answer; return all its answer tokens."""
     whole = (*job.prompt, *answered)
     if done < len(whole) - 1:
-        engine.prefill({job.name: whole[done:-1]})
+        engine.prefill({job.name: whole[done:-1]}, embeddings=embeddings)
     engine.start(job.name, whole, len(job.prompt), SamplingParams())
     tokens = list(answered)
     while len(tokens) < job.tokens:
@@ -77,31 +79,30 @@ def test_a_row_with_images_is_forked_resumed_and_restored(model: str) -> None:
     engine, job = loaded(model).engine, with_images(model)
     first, second = job.request.images[:2]
     cut = second.first + 1
-    open_row(engine, job)
-    engine.prefill({job.name: job.prompt[:cut]})
+    embeddings = open_row(engine, job)
+    engine.prefill({job.name: job.prompt[:cut]}, embeddings=embeddings)
     engine.fork(job.name, "copy")
-    engine.prefill({job.name: job.prompt[cut : second.end]})
+    engine.prefill({job.name: job.prompt[cut : second.end]}, embeddings=embeddings)
     copy = Job(job.question, replace(job.request, id="copy"), job.tokens)
-    assert finish(engine, copy, cut) == job.expected(model)
-    assert finish(engine, job, second.end) == job.expected(model)
+    assert finish(engine, copy, embeddings, cut) == job.expected(model)
+    assert finish(engine, job, embeddings, second.end) == job.expected(model)
 
     open_row(engine, job)
     engine.set_images(job.name, (*job.prompt, *job.expected(model)[:5]), job.request.images)
-    assert finish(engine, job, 0, job.expected(model)[:5]) == job.expected(model)
+    assert finish(engine, job, embeddings, 0, job.expected(model)[:5]) == job.expected(model)
 
     assert engine.shape is not None
     for place in (first.first + 1, second.end):
         open_row(engine, job)
-        engine.prefill({job.name: job.prompt[:place]})
+        engine.prefill({job.name: job.prompt[:place]}, embeddings=embeddings)
         (columns,), states = engine.copy_cache(job.name, [(0, place)], states=engine.shape.has_states)
         engine.drop(job.name)
-        for image in job.request.images:
-            if image.end <= place:
-                engine.evict_image(image.digest)
+        needed = {image.digest for image in job.request.images if image.end > place}
         engine.set_images(job.name, job.prompt, job.request.images)
         pieces = [CacheSegment(columns.payload, 0, place, place)]
         engine.restore(job.name, pieces, None if states is None else states.payload)
-        assert finish(engine, job, place) == job.expected(model)
+        left = {digest: each for digest, each in embeddings.items() if digest in needed}
+        assert finish(engine, job, left, place) == job.expected(model)
 
 
 @pytest.mark.parametrize("model", ["qwen3_5-eyes"])
@@ -109,16 +110,16 @@ def test_an_answer_may_name_an_image(model: str) -> None:
     """A sampled image placeholder token is treated as an ordinary token."""
     engine, job = loaded(model).engine, with_images(model)
     token = max(job.request.images[0].tokens, key=job.request.images[0].tokens.count)
-    open_row(engine, job)
+    embeddings = open_row(engine, job)
     engine.set_images(job.name, (*job.prompt, token, token, token), job.request.images)
-    engine.prefill({job.name: (*job.prompt, token, token)})
+    engine.prefill({job.name: (*job.prompt, token, token)}, embeddings=embeddings)
     engine.start(job.name, (*job.prompt, token, token, token), len(job.prompt), SamplingParams())
     again: list[int] = []
     while not again:
         again += engine.step().tokens.values()
     engine.drop(job.name)
     open_row(engine, job)
-    engine.prefill({job.name: job.prompt[:-1]})
+    engine.prefill({job.name: job.prompt[:-1]}, embeddings=embeddings)
     bias = SamplingParams(forced=(token, token, token))
     engine.start(job.name, job.prompt, len(job.prompt), bias)
     drawn: list[int] = []

@@ -81,11 +81,10 @@ def answer(
 
 def said(name: str, request: EngineRequest, tokens: int) -> list[int]:
     engine = loaded(name).engine
-    for image in request.images:
-        engine.encode_image(image)
+    embeddings = {image.digest: engine.encode_image(image) for image in request.images}
     engine.set_images("a", request.tokens, request.images)
-    engine.prefill({"a": request.tokens[: request.images[0].end - 1]})
-    engine.prefill({"a": request.tokens[request.images[0].end - 1 : -1]})
+    engine.prefill({"a": request.tokens[: request.images[0].end - 1]}, embeddings=embeddings)
+    engine.prefill({"a": request.tokens[request.images[0].end - 1 : -1]}, embeddings=embeddings)
     engine.start("a", request.tokens, len(request.tokens), SamplingParams())
     answered: list[int] = []
     while len(answered) < tokens:
