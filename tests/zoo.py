@@ -1,6 +1,7 @@
 """Test every model family of the installed mlx-lm, and mlx-vlm's other families: `make zoo [FAMILIES="…"]`.
 
-Each must give upstream's answers or be refused with a reason. A run of all rewrites `docs/models.md`."""
+Each must give upstream's answers or be refused with a reason. A run of all rewrites `docs/models.md` and the
+table of capabilities."""
 
 from __future__ import annotations
 
@@ -124,7 +125,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=4, help="seeds for each family")
     parser.add_argument("--lanes", type=int, default=max(1, (os.cpu_count() or 2) // 2))
     parser.add_argument(
-        "families", nargs="*", metavar="family", help="default: all, and the tables are written"
+        "families", nargs="*", metavar="family", help="default: all, and all tables are written"
     )
     asked = parser.parse_args()
     began = time.monotonic()
@@ -133,6 +134,7 @@ def main() -> int:
     if not asked.families:
         before, mark, _ = TABLE.read_text(encoding="utf-8").partition(_MARK)
         TABLE.write_text(before + mark + tables(outcomes), encoding="utf-8")
+        subprocess.run([sys.executable, "-m", "tests.capabilities"], check=True)
     wrong = [outcome for outcome in outcomes if outcome.verdict == "wrong"]
     print(f"{len(outcomes)} families in {time.monotonic() - began:.0f} s, {len(wrong)} wrong")
     for outcome in wrong:

@@ -32,7 +32,7 @@ IMPORTS = (
     "worker.gateway.service",
     "worker.load.load",
     "worker.load.text",
-    "worker.load.probes.cache",
+    "worker.load.capabilities",
     "worker.load.vision",
     "worker.load.embedding",
 )

@@ -25,6 +25,7 @@ from tests.models.fixtures import model_folder
 from tests.oracle import Oracle
 from tests.worker.zoo import TIE, Difference, gap, play, possible
 from worker.interfaces import Model, ModelError
+from worker.load import capabilities
 from worker.load.load import ModelLoader
 from worker.process.preload import preload_openblas
 from worker.runner.kv import buckets
@@ -151,6 +152,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=4)
     seeds = parser.parse_args().seeds
     buckets.COLUMNS_STEP = COLUMNS_STEP
+    capabilities.look_up = lambda network: None  # what is checked here is the probe
     with Oracle() as oracle:
         for line in sys.stdin:
             print(json.dumps(asdict(prove(line.strip(), seeds, oracle))), flush=True)

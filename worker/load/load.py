@@ -10,6 +10,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ from worker.load.device import MemoryFit, prepare_device
 from worker.load.drafters.draft_model import DraftModel, find_draft, load_draft
 from worker.load.explain import describe, explain, explain_blindness, is_transient
 from worker.load.fingerprint import fingerprint, lossy
+from worker.load.probe_results import ProbeResults, key_of
 from worker.load.probes.verify_cost import position_cost
 from worker.load.remote_code import forbid_remote_code
 from worker.load.source import bytes_of, find_folder, weight_files
@@ -38,7 +40,6 @@ from worker.values import KVQuantization, ModelInfo
 
 if TYPE_CHECKING:
     from worker.input.media.preprocessing import ImagePreprocessor
-    from worker.load.probes.cache import ProbeCache
     from worker.load.probes.exactness import Measurement
     from worker.load.tokenizers import Tokenizers
     from worker.load.weights import Open
@@ -103,7 +104,7 @@ class ModelLoader:
         self._experts: ExpertPlan | None = None
         self._expert_status: Callable[[], ExpertStatus] | None = None
         self._draft: DraftModel | None = None
-        self._probe_cache_folder = probe_cache_folder
+        self._results = ProbeResults(probe_cache_folder)
         self._timer = timer or StartupTimer()
 
     def load(self, progress: Progress) -> Model | EmbeddingModel:
@@ -230,12 +231,8 @@ class ModelLoader:
         config = self._draft.config if self._draft else None
         if self._draft is None or config is None:
             return None
-        from worker.load.probes.cache import ProbeCache
-
         weight_bytes = bytes_of(weight_files(folder, self.name))
-        drafter = load_draft(
-            self._draft, config, weight_bytes, tokenizers.take(), ProbeCache(self._probe_cache_folder)
-        )
+        drafter = load_draft(self._draft, config, weight_bytes, tokenizers.take(), self._results)
         self._timer.lap("draft model")
         return drafter
 
@@ -319,24 +316,20 @@ class ModelLoader:
         """Open the image preprocessor; probe image input unless the result is cached. Raises anything."""
         from worker.input.media.preprocessing import ImagePlaceholders, ImagePreprocessor
         from worker.input.media.processor import LazyProcessor
-        from worker.load.probes.cache import ProbeCache, key_of
         from worker.load.vision import look_for_places, reserved_by, try_eyes
 
         timer, processor, reserved = self._timer, LazyProcessor(folder), reserved_by(network)
 
-        def prove() -> ImagePlaceholders:
+        key = f"{key_of(folder, weight_files(folder, self.name), network)}-sight"
+        found = self._results.read(key, ImagePlaceholders)
+        if found is None:
             found = look_for_places(folder, processor())
             timer.lap("eyes")
             evaluate(network, progress)
             timer.lap("weights")
-            token_bytes = try_eyes(
-                ImagePreprocessor(processor, found, reserved), processor(), network, folder
-            )
-            return replace(found, token_bytes=token_bytes)
-
-        found = ProbeCache(self._probe_cache_folder).sight(
-            key_of(folder, weight_files(folder, self.name), network), prove
-        )
+            preprocessor = ImagePreprocessor(processor, found, reserved)
+            found = replace(found, token_bytes=try_eyes(preprocessor, processor(), network, folder))
+            self._results.write(key, found)
         timer.lap("eyes")
         return ImagePreprocessor(processor, found, reserved)
 
@@ -352,22 +345,15 @@ class ModelLoader:
     ) -> Model:
         """Build the model around a loaded network, probe it and warm it up. `opened`: how it was
         loaded."""
-        from worker.load.probes.cache import ProbeCache, key_of
+        from worker.load.capabilities import capabilities_of
         from worker.load.probes.kv_quantization import require_quantizable
-        from worker.load.probes.network import stage_for
         from worker.load.text import build_text_model
-        from worker.runner.kv.capability_probe import probe_capabilities
 
-        timer, cache = self._timer, ProbeCache(self._probe_cache_folder)
-        kv = self._kv_quantization
+        timer, kv = self._timer, self._kv_quantization
         if kv is not None:
             require_quantizable(network, kv, self.name)
-        key = key_of(folder, weight_files(folder, self.name), network)
-        key += f"-kv{kv.bits}-{kv.group_size}" if kv else ""
-        capabilities = cache.capabilities(
-            key,
-            lambda: probe_capabilities(replace(stage_for(folder, network, opened), kv_quantization=kv)),
-        )
+        files = weight_files(folder, self.name)
+        capabilities = capabilities_of(folder, network, files, self._results, opened, kv)
         timer.lap("trial")
         if not capabilities.cut and not reads(config):
             raise ModelError(_UNCUT)
@@ -389,13 +375,13 @@ class ModelLoader:
         )
         timer.lap("tokenizer")
         warm_up(model.engine, rows=2)
-        model, can_verify = self._compared(model, network, cache, key)
+        model, can_verify = self._compared(model, network, folder)
         if can_verify and (self._draft or self._use_mtp):
             model = replace(model, position_cost=position_cost(model.engine))
         timer.lap("warm-up")
         return self._with_adapters(model)
 
-    def _compared(self, model: Model, network: Any, cache: ProbeCache, key: str) -> tuple[Model, bool]:
+    def _compared(self, model: Model, network: Any, folder: Path) -> tuple[Model, bool]:
         """Return the model with the measured exactness of its batched passes, limited for `--exact`, and
         whether drafts are verified. Raises `ModelError`."""
         from worker.load.probes.exactness import determine
@@ -403,7 +389,8 @@ class ModelLoader:
 
         engine = model.engine
         assert isinstance(engine, BatchEngine), "it was just built"
-        exactness = determine(self.name, engine, network, self._measurement, cache, key)
+        key = partial(key_of, folder, weight_files(folder, self.name), network)
+        exactness = determine(self.name, engine, network, self._measurement, self._results, key)
         if self._draft and not engine.capabilities.ahead:
             raise ModelError(
                 "with --exact no drafts are verified, because passes of several tokens round differently on"

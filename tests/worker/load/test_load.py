@@ -22,12 +22,11 @@ from tests.worker.folders import copied, failure, nothing
 from worker.core.scheduler import SchedulerConfig
 from worker.gateway.ready import ready_of
 from worker.interfaces import InsufficientMemoryError, Model, ModelError
-from worker.load import load, memory, vision, weights
+from worker.load import capabilities, load, memory, vision, weights
 from worker.load.config import CONTEXT_FALLBACK_TOKENS, read_config
 from worker.load.load import ModelLoader
 from worker.load.memory import AvailableMemory
 from worker.process.startup_timer import StartupTimer
-from worker.runner.kv import capability_probe
 from worker.runner.runner import BatchEngine
 from worker.values import SamplingParams
 
@@ -69,7 +68,7 @@ def test_load_is_timed_and_proofs_are_not_repeated(tmp_path: Path, monkeypatch: 
     parts = ["start", "imports", "eyes", "weights", "trial", "tokenizer", "warm-up", "fingerprint"]
     assert list(timer.seconds) == parts
     assert isinstance(first, Model)
-    monkeypatch.setattr(capability_probe, "probe_capabilities", None)  # must not be called
+    monkeypatch.setattr(capabilities, "probe_capabilities", None)  # must not be called
     monkeypatch.setattr(vision, "try_eyes", None)
     second = ModelLoader(folder, probe_cache_folder=tmp_path).load(nothing)
     assert isinstance(second, Model)

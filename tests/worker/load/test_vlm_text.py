@@ -14,9 +14,9 @@ import pytest
 from tests.models.fixtures import model_folder
 from tests.worker.folders import failure, nothing
 from worker.interfaces import Model, ModelError
+from worker.load import capabilities
 from worker.load.load import ModelLoader
 from worker.load.vlm_text import like, load_network, require_writer, try_text
-from worker.runner.kv import capability_probe
 from worker.runner.kv.capability_probe import ProbeTarget, probe_capabilities
 from worker.runner.vision import VisionNetwork
 
@@ -66,8 +66,8 @@ def test_a_text_that_is_read_otherwise_in_parts_is_refused() -> None:
 
 def test_answers_that_depend_on_where_a_prompt_is_cut_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     uncut = replace(probe_capabilities(ProbeTarget(load_network(model_folder(TEXT)))), cut=False)
-    monkeypatch.setattr(capability_probe, "probe_capabilities", lambda stage: uncut)
-    assert "depend on where a prompt is cut" in failure(model_folder(TEXT), probe_cache_folder=None)
+    monkeypatch.setattr(capabilities, "look_up", lambda network: uncut)
+    assert "depend on where a prompt is cut" in failure(model_folder(TEXT))
 
 
 def test_positions_are_told_as_each_wants_them_also_to_a_reopened_network() -> None:

@@ -16,7 +16,7 @@ from worker.load.source import bytes_of, find_folder, weight_files
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-    from worker.load.probes.cache import ProbeCache
+    from worker.load.probe_results import ProbeResults
     from worker.runner.drafters.draft_model import DraftModelProposer
 
 
@@ -88,16 +88,14 @@ def load_draft(
     config: ModelConfig,
     weight_bytes: int,
     tokenizer: TokenizerWrapper,
-    probe_cache: ProbeCache,
+    results: ProbeResults,
 ) -> DraftModelProposer:
     """Load the draft model and warm it up. `config`: of the draft model. `weight_bytes`, `tokenizer`: of the
-    target model. `probe_cache`: cached probe results. Raises `ModelError`, or what upstream raises."""
-    from worker.load.probes.cache import key_of
-    from worker.load.probes.network import stage_for
+    target model. `results`: of probes. Raises `ModelError`, or what upstream raises."""
+    from worker.load.capabilities import capabilities_of
     from worker.load.tokenizers import Tokenizers
     from worker.load.weights import load_weights
     from worker.runner.drafters.draft_model import DraftModelProposer
-    from worker.runner.kv.capability_probe import probe_capabilities
 
     own = Tokenizers(found.folder, config).take()
     if vocabulary_digest(own) != vocabulary_digest(tokenizer):
@@ -105,10 +103,7 @@ def load_draft(
             f"the draft model {found.name} has another tokenizer. Choose one of the target's family."
         )
     network = load_weights(found.folder, lambda done, total: None)
-    capabilities = probe_cache.capabilities(
-        key_of(found.folder, found.files, network),
-        lambda: probe_capabilities(stage_for(found.folder, network)),
-    )
+    capabilities = capabilities_of(found.folder, network, found.files, results)
     if not capabilities.ahead:
         reasons = "; ".join(capabilities.reasons)
         raise ModelError(

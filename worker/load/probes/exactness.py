@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from typing import Any, Literal
 
 import mlx.core as mx
@@ -12,8 +13,8 @@ from msgspec import structs
 
 from protocol.types import Exactness, PassCheck
 from worker.interfaces import ModelError
+from worker.load.probe_results import ProbeResults
 from worker.load.probes import row_counts
-from worker.load.probes.cache import ProbeCache
 from worker.load.probes.chip import wrong_results
 from worker.process.device_errors import raise_if_device_failed
 from worker.runner.runner import BatchEngine
@@ -33,21 +34,25 @@ _TOLD_MAX = 4
 
 
 def determine(
-    name: str, engine: BatchEngine, network: nn.Module, measurement: Measurement, cache: ProbeCache, key: str
+    name: str,
+    engine: BatchEngine,
+    network: nn.Module,
+    measurement: Measurement,
+    results: ProbeResults,
+    key_of: Callable[[], str],
 ) -> Exactness | None:
-    """Return what is measured of a warm engine, or cached under `key`; None: nothing. Resets the engine.
+    """Return what is measured of a warm engine, or kept under its key; None: nothing. Resets the engine.
     Raises `ModelError` if the limits of `--exact` cannot be found."""
     if measurement == "load" and mx.default_device() == mx.cpu:
         return None
     variables = "".join(f"-{os.environ[name]}" for name in _VARIABLES if name in os.environ)
+    key = f"{key_of()}-{measurement}{variables}" if measurement != "table" else ""
     try:
-        found = (
-            _measured(engine, network, measurement)
-            if measurement == "table"
-            else cache.exactness(
-                f"{key}-{measurement}{variables}", lambda: _measured(engine, network, measurement)
-            )
-        )
+        found = results.read(key, Exactness) if key else None
+        if found is None:
+            found = _measured(engine, network, measurement)
+            if key:
+                results.write(key, found)
     except _REFUSALS as error:
         raise_if_device_failed(error)
         engine.reset()

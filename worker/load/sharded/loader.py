@@ -176,8 +176,8 @@ class ShardLoader:
         return engine
 
     def _abilities(self) -> BatchCapabilities:
+        from worker.load.probe_network import stage_for
         from worker.load.probes.kv_quantization import require_quantizable
-        from worker.load.probes.network import stage_for
         from worker.runner.kv.capability_probe import probe_capabilities
 
         kv = self._kv_quantization

@@ -55,7 +55,7 @@ def test_settings_change_what_is_reused(tmp_path: Path) -> None:
     ]
     assert len({model.info.fingerprint for model in found}) == len(QUANTIZED)
     assert len({model.info.identity for model in found}) == len(QUANTIZED)
-    assert len(list(tmp_path.iterdir())) == len(QUANTIZED)
+    assert len(list(tmp_path.iterdir())) == len(QUANTIZED) - 1, "the table knows the model without"
 
 
 def test_the_context_is_what_rows_of_such_caches_fit() -> None:

@@ -16,8 +16,8 @@ from mlx_lm.utils import load_model
 from protocol.types import PassCheck
 from tests.models.fixtures import model_folder
 from worker.interfaces import ModelError
+from worker.load.probe_results import ProbeResults
 from worker.load.probes import chip, exactness
-from worker.load.probes.cache import ProbeCache
 from worker.load.probes.row_counts import AT_LOAD, LOAD_CHECKS, find_limits, measure
 from worker.runner.kv.capability_probe import BatchCapabilities
 from worker.runner.runner import BatchEngine
@@ -139,15 +139,15 @@ def test_a_trial_ends_after_its_time_and_says_so() -> None:
 
 def test_a_model_is_measured_once_per_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     network = RowDependent(rows=5, tokens=3)
-    cache = ProbeCache(tmp_path)
-    first = exactness.determine("m", BatchEngine(network, ABLE), network, "exact", cache, "key")
+    cache = ProbeResults(tmp_path)
+    first = exactness.determine("m", BatchEngine(network, ABLE), network, "exact", cache, lambda: "key")
     monkeypatch.setattr(exactness, "_measured", None)  # a call would raise
     engine = BatchEngine(network, ABLE)
-    assert exactness.determine("m", engine, network, "exact", cache, "key") == first
+    assert exactness.determine("m", engine, network, "exact", cache, lambda: "key") == first
     assert not engine.capabilities.padded
     monkeypatch.setenv("MLX_ENABLE_TF32", "0")
     with pytest.raises(ModelError, match="leave --exact out"):
-        exactness.determine("m", engine, network, "exact", cache, "key")
+        exactness.determine("m", engine, network, "exact", cache, lambda: "key")
 
 
 def test_nothing_is_measured_by_default_on_a_cpu_and_a_failed_trial_is_no_reason_not_to_serve(
@@ -156,9 +156,9 @@ def test_nothing_is_measured_by_default_on_a_cpu_and_a_failed_trial_is_no_reason
     network = RowDependent(rows=5, tokens=3)
     monkeypatch.setattr(exactness, "_measured", None)  # a call raises
     engine = BatchEngine(network, ABLE)
-    assert exactness.determine("m", engine, network, "load", ProbeCache(None), "key") is None
+    assert exactness.determine("m", engine, network, "load", ProbeResults(None), lambda: "key") is None
     assert not caplog.text
-    assert exactness.determine("m", engine, network, "table", ProbeCache(None), "key") is None
+    assert exactness.determine("m", engine, network, "table", ProbeResults(None), lambda: "key") is None
     assert "could not be measured" in caplog.text
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from worker.load.probes.thresholds import farthest, shortened
+from worker.load.probe_network import farthest, shortened
 
 
 @pytest.mark.parametrize(
