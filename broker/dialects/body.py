@@ -1,7 +1,8 @@
 """Request bodies: decoding into typed structs, and msgspec's errors in terms of the client's fields.
 
 A limit of a field is in its type, as `Meta`: msgspec checks it, and the OpenAPI document repeats it. What
-msgspec cannot check is there as `extra_schema`, for the document alone, and a function checks it.
+msgspec cannot check is there as `extra_schema`, for the document alone, and a function checks it. Fields that
+a type does not have are ignored; those that are known but not supported are refused (`refuse`).
 """
 
 from __future__ import annotations

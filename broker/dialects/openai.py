@@ -28,6 +28,10 @@ def error_object(error: RequestError) -> dict[str, Any]:
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
+    """Return OpenAI's `usage` of a chat answer or completion. Details are absent if they are 0.
+
+    `sparse_tokens` is ours. Responses and messages have a `usage_object` of their own.
+    """
     document: dict[str, Any] = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,

@@ -1,7 +1,14 @@
 """The journal's file: entries with an append-only list of items, and blobs that entries share.
 
 An entry has a kind and an id, an owner, a head that can be replaced, items, and the digests of its blobs
-(media, pieces of conversations), each stored once. Everything is opaque bytes here. Invariants:
+(media, pieces of conversations), each stored once. Everything is opaque bytes here. The kinds of entries, and
+who deletes them beside the bounds of the file:
+
+* `answer`, of `answers.recorder`: deleted when the answer is forgotten, or cannot be restored;
+* `response`, of `api.responses.store`: responses and conversations, deleted by their owner;
+* `served`, of `requests.recovery`: the models that had a worker, deleted when they have none.
+
+Invariants:
 
 * a group of operations is in the file whole or not at all, in order: the file always holds a prefix of them;
 * what is read is what was written: heads and items have checksums, blobs are named by their digest. A file

@@ -130,9 +130,10 @@ class BodyBudget:
 
 
 class BodyBudgetMiddleware:
-    """ASGI middleware that takes a request's body out of a budget until its response has been sent.
+    """ASGI middleware that takes a request's body out of a memory budget until its response has been sent.
 
-    Until then the body is in memory, as bytes, parsed, or passed on.
+    Until then the body is in memory, as bytes, parsed, or passed on. Beyond the budget, which all requests
+    share, a request is refused with a 503. The size of one body is limited by `requests.request_body`.
     """
 
     def __init__(

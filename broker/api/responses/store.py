@@ -2,8 +2,11 @@
 
 A response is visible to its owner alone. A conversation is stored in pieces, an input and an output for each
 turn, which its responses share. So a response can be continued even after its predecessors are gone.
-Conversations that clients name by an id are stored in the same way (`conversations`). The journal keeps all
-of them within a quota: when it is reached, the oldest of the owner with the most gives way.
+Conversations that clients name by an id are stored in the same way (`conversations`); a response is written
+when it ends (`requests.durable`).
+
+The journal keeps all of them within a quota (`--responses-max`, `--responses-bytes-max`): when it is reached,
+the oldest of the owner with the most gives way. What has not changed for `journal.file.AGE_S_MAX` is deleted.
 """
 
 from __future__ import annotations
