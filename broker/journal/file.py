@@ -6,7 +6,7 @@ who deletes them beside the bounds of the file:
 
 * `answer`, of `answers.recorder`: deleted when the answer is forgotten, or cannot be restored;
 * `response`, of `api.responses.store`: responses and conversations, deleted by their owner;
-* `served`, of `requests.recovery`: the models that had a worker, deleted when they have none.
+* `served`, of `requests.recovery`: the served models, deleted when they have no worker.
 
 Invariants:
 
@@ -34,7 +34,9 @@ import msgspec
 from broker.journal.database import DamagedError, Database
 
 AGE_S_MAX = 30 * 86_400.0
-"""Maximum age of an entry in seconds, since its head changed last."""
+"""Maximum age of an entry in seconds, since its head changed last; not of those of the kind `SERVED`."""
+SERVED = "served"
+"""Kind of the entries of served models: the `Ready` of the last worker of each, and nothing of requests."""
 EXPIRED_MAX = 256
 """Maximum number of entries that are deleted for their age with one group."""
 ENTRY_BYTES = 256
@@ -172,7 +174,7 @@ class JournalFile:
         [version] = run("PRAGMA user_version").fetchone()
         if version < 2:
             self._base.run_script(_SECOND_VERSION)
-        run("DELETE FROM entries WHERE at < ?", (now - AGE_S_MAX,))
+        run("DELETE FROM entries WHERE at < ? AND kind != ?", (now - AGE_S_MAX, SERVED))
         for kind, quota in self._quotas.items():
             if not quota.count_max:
                 run("DELETE FROM entries WHERE kind = ?", (kind,))
@@ -276,8 +278,8 @@ class JournalFile:
 
     def _expire(self, now: float) -> None:
         """Delete the oldest entries that are too old."""
-        statement = "SELECT kind, id FROM entries WHERE at < ? ORDER BY at LIMIT ?"
-        expired = self._base.run(statement, (now - AGE_S_MAX, EXPIRED_MAX)).fetchall()
+        statement = "SELECT kind, id FROM entries WHERE at < ? AND kind != ? ORDER BY at LIMIT ?"
+        expired = self._base.run(statement, (now - AGE_S_MAX, SERVED, EXPIRED_MAX)).fetchall()
         for name in expired:
             self._delete(name)
         self.overdue = len(expired) == EXPIRED_MAX

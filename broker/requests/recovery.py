@@ -20,7 +20,7 @@ from broker.api.responses import store
 from broker.api.responses.store import StoredItems
 from broker.dialects.renderers import Renderer
 from broker.dispatch.flight import Flight, Item
-from broker.journal.file import Delete, Entry, Put
+from broker.journal.file import SERVED, Delete, Entry, Put
 from broker.journal.journal import Journal
 from broker.requests import access_log, background
 from broker.requests.durable import Described, clock_of, fingerprint, keeper, recorder_of
@@ -35,8 +35,6 @@ _ready: msgspec.msgpack.Decoder[Ready] = msgspec.msgpack.Decoder(Ready)
 
 Blob = Callable[[bytes], bytes | None]
 """Returns the blob with a digest."""
-SERVED = "served"
-"""Kind of the journal's entries that have a served model each: the `Ready` of its last worker."""
 Shared = dict[bytes, StoredItems]
 """Pieces of conversations, by digest."""
 
@@ -66,7 +64,7 @@ def _expect_workers(gateway: GatewayState, journal: Journal) -> None:
 
     def note(model: str, ready: Ready | None) -> None:
         name, head = (SERVED, model), b"" if ready is None else msgspec.msgpack.encode(ready)
-        journal.add(Delete(name) if ready is None else Put(name, head, ended=True), len(head))
+        journal.add(Delete(name) if ready is None else Put(name, head), len(head))
 
     gateway.dispatcher.on_served = note
 

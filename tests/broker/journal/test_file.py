@@ -264,6 +264,18 @@ def test_entries_that_are_too_old_are_deleted_with_the_next_group_so_many_at_a_t
     file.close()
 
 
+def test_the_served_models_are_known_however_long_ago_their_workers_came(path: Path) -> None:
+    served = Put(("served", "model"), b"ready")
+    file = JournalFile(path, BYTES_MAX, 0.0)
+    file.apply([served, Put(("answer", "a"), b"")], 1.0)
+    file.apply([], AGE_S_MAX * 2)
+    assert [entry.name for kind in ("served", "answer") for entry in file.entries(kind)] == [served.name]
+    file.close()
+    file = JournalFile(path, BYTES_MAX, AGE_S_MAX * 2)
+    assert file.count == 1
+    file.close()
+
+
 # --- quotas and owners -----------------------------------------------------------------------------------
 
 RESPONSE = "response"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from broker.dispatch import dispatcher
-from broker.journal.file import Put
+from broker.journal.file import JournalFile, Put
 from protocol.messages import StepOutputs
 from tests.broker import application
 from tests.broker.application import CHAT, RESPONSES, SAID, TEXT, House
@@ -239,6 +239,15 @@ def test_answers_beyond_what_can_be_restored_at_once_wait(
     lives(tmp_path, first)
     monkeypatch.setattr(dispatcher, "RESTORED_FLIGHTS_MAX", 1)
     lives(tmp_path, second)
+
+
+def test_a_served_model_does_not_give_way_in_a_full_journal(tmp_path: Path) -> None:
+    lives(tmp_path, settled)
+    file = JournalFile(tmp_path / "journal" / "journal.sqlite", 2**30, time.time())
+    assert [(entry.name, entry.ended) for entry in file.entries("served")] == [
+        (("served", "org/model"), False)
+    ]
+    file.close()
 
 
 def test_an_entry_of_another_version_is_dropped(tmp_path: Path) -> None:
