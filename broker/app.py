@@ -40,7 +40,7 @@ from broker.middleware.timing import TimingMiddleware
 from broker.page import page
 from broker.requests import batch_lines, opening_headers
 from broker.requests.recovery import recover
-from broker.server.loop_watchdog import LoopWatchdog
+from broker.server.server import LoopWatchdog
 from broker.state import GatewayState
 from broker.transport.keep_awake import KeepAwake, SleepInhibitor
 from broker.transport.router import RouterLink

@@ -13,8 +13,15 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Raw, Struct, field
 
-from broker.dialects.body import NonEmptyStr, UnsupportedField, encode, extra_schema, refuse, wrong
-from broker.dialects.json_size import is_too_deep
+from broker.dialects.body import (
+    NonEmptyStr,
+    UnsupportedField,
+    encode,
+    extra_schema,
+    is_too_deep,
+    refuse,
+    wrong,
+)
 from broker.dialects.parameters import Parameters
 from broker.dialects.reasoning import FalseOnly
 from protocol.types import StructuredOutput

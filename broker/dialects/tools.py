@@ -10,8 +10,7 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from broker.dialects.body import wrong
-from broker.dialects.json_size import is_too_deep
+from broker.dialects.body import is_too_deep, wrong
 from protocol.types import ToolCallConstraint
 
 ToolName = Annotated[str, Meta(min_length=1, max_length=256)]

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import io
+import locale
+import os
 import sys
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from deploy.command import adapters, cache, journal, keys, own_packages, service, standard_streams
+from deploy import __file__ as OURS
+from deploy.command import adapters, cache, journal, keys, service
 from deploy.command.batch import batch
 from deploy.command.bench import bench
 from deploy.command.chat import chat
-from deploy.command.curve_keys import curve_keys
 from deploy.command.doctor import doctor
+from deploy.command.keys import curve_keys
 from deploy.command.launch import launch
 from deploy.command.models import ls, pull, rm, suggested
 from deploy.command.reload import reload
@@ -123,6 +130,73 @@ def _services() -> typer.Typer:
 app = _app()
 
 
+# --- before any command ------------------------------------------------------------------------------
+
+EXIT_CONFIGURATION = 78
+"""That of `protocol.settings.reader`, which may be hidden."""
+
+
+def _check_packages() -> None:
+    """Exit with a message if Python finds another module than one of ours, whose names are words that other
+    programs use too."""
+    folder = Path(OURS).parents[1]
+    for name in ("protocol", "broker", "worker"):
+        spec = find_spec(name)
+        found = None if spec is None or spec.origin is None else Path(spec.origin)
+        # A package that can be run takes the place of ours on purpose.
+        is_runnable = found is not None and found.with_name("__main__.py").exists()
+        if found is None or (found.parents[1] != folder and not is_runnable):
+            place = found or (list(spec.submodule_search_locations or ()) if spec else "nothing")
+            print(
+                f"roundhouse: PYTHONPATH hides the package {name!r} of Roundhouse by {place}: "
+                "unset it for this command, or rename that module",
+                file=sys.stderr,
+            )
+            raise SystemExit(EXIT_CONFIGURATION)
+
+
+_STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
+"""Name and mode of each stream, by its descriptor."""
+
+
+def _prepare_streams() -> None:
+    """Make the standard streams usable, and this process independent of its locale."""
+    _open_missing()
+    _use_utf8()
+
+
+def _open_missing() -> None:
+    """Open /dev/null in place of each closed standard stream, as after `roundhouse serve <&- >&- 2>&-`.
+
+    Otherwise the next file or socket would take its descriptor, and child processes would use that as theirs.
+    """
+    for fd, (name, mode) in enumerate(_STREAMS):
+        if not _is_open(fd):
+            # Takes the lowest free number, which is `fd`.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+            setattr(sys, name, os.fdopen(fd, mode, encoding="utf-8", closefd=False))
+
+
+def _is_open(fd: int) -> bool:
+    with suppress(OSError):
+        os.fstat(fd)
+        return True
+    return False
+
+
+def _use_utf8() -> None:
+    """Read and write UTF-8; in a locale with another encoding, restart this process in Python's UTF-8 mode.
+
+    Only that mode decodes arguments and names of files as UTF-8, and text files that libraries read.
+    """
+    if not sys.flags.utf8_mode and locale.getencoding().lower().replace("-", "") != "utf8" and sys.executable:
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            errors = "strict" if stream is sys.stdin else "backslashreplace"
+            stream.reconfigure(encoding="utf-8", errors=errors)
+
+
 def _check_words(words: list[str]) -> None:
     """Exit with a message if an argument is not UTF-8; none could be sent to a server."""
     from protocol.common.environment import why_no_text
@@ -134,7 +208,7 @@ def _check_words(words: list[str]) -> None:
 
 
 def main() -> None:
-    standard_streams.prepare()
-    own_packages.check()
+    _prepare_streams()
+    _check_packages()
     _check_words(sys.argv[1:])
     app(prog_name="roundhouse")

@@ -75,20 +75,20 @@ def _measure(model: str, kv: Mapping[str, int | None], console: Console) -> bool
 
     from rich.text import Text
 
-    from deploy.machine import exactness
+    from deploy.machine import doctor
     from deploy.serving.commandlines import flag_words
 
     flags = [word for name, value in kv.items() for word in flag_words(name, value)]
-    with exit_on_errors("roundhouse doctor", exactness.MeasurementError):
-        found = exactness.measure(model, flags, os.environ)
+    with exit_on_errors("roundhouse doctor", doctor.MeasurementError):
+        found = doctor.measure(model, flags, os.environ)
     if found.context is not None:
-        fits, sentence = exactness.context(found.context)
+        fits, sentence = doctor.context(found.context)
         about = (f"{fits:<6}", _STYLES[fits]), (f"{'context':<16}", "bold")
         console.print(Text.assemble(*about, sentence), soft_wrap=True)
-    for verdict, subject, sentence in exactness.output(found.capabilities):
+    for verdict, subject, sentence in doctor.output(found.capabilities):
         about = (f"{verdict:<6}", _STYLES[verdict]), (f"{subject:<16}", "bold")
         console.print(Text.assemble(*about, sentence), soft_wrap=True)
-    table = exactness.lines(found.exactness)
+    table = doctor.lines(found.exactness)
     console.print(f"\n{model}, compared with one row alone:", highlight=False, markup=False)
     for kind, verdict, text in table:
         head = (f"{verdict:<6}", _STYLES[verdict]), (f"{kind:<28}", "bold")

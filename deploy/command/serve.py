@@ -103,9 +103,15 @@ def _supervise(
     """Run the processes until a stop, with log lines or, at a terminal, a greeting. Return the status."""
     from deploy.serving import clients
     from deploy.serving.commandlines import children_of
-    from deploy.serving.greeting import greeting, is_quiet
     from deploy.serving.prefix_cache import first_start_notice, folders
-    from deploy.serving.startup_progress import StartupProgress, announcement, first_loads, terminal
+    from deploy.serving.startup_progress import (
+        StartupProgress,
+        announcement,
+        first_loads,
+        greeting,
+        is_quiet,
+        terminal,
+    )
     from deploy.supervisor.machine_crash import crash_logged
     from deploy.supervisor.stderr import QuietTerminal
     from deploy.supervisor.supervisor import Supervisor

@@ -15,7 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable
 
-from protocol.common.bounded_write import WRITE_S_MAX, BoundedWriter
+from protocol.common.logs import WRITE_S_MAX, BoundedWriter
 
 log = logging.getLogger(__name__)
 

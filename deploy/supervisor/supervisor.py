@@ -28,7 +28,6 @@ from deploy.supervisor.channels import GatewayChannel
 from deploy.supervisor.child import Child, ServedModel, first_loaded
 from deploy.supervisor.children import KILL_WAIT_S_MAX, STOP_TIMEOUT_S, other_name
 from deploy.supervisor.control import Control
-from deploy.supervisor.cpu_usage import IdleWatch
 from deploy.supervisor.events import (
     AssignSpare,
     ChildMessage,
@@ -51,7 +50,7 @@ from deploy.supervisor.events import (
 from deploy.supervisor.fallbacks import Fallbacks
 from deploy.supervisor.lifecycle import Lifecycle
 from deploy.supervisor.memory import all_weight_bytes, local_folder, weights_of
-from deploy.supervisor.processes import Processes
+from deploy.supervisor.processes import IdleWatch, Processes
 from deploy.supervisor.pulls import Pulls
 from deploy.supervisor.reloading import Reloading, ReloadOrder, Reloads
 from deploy.supervisor.restarts import RestartLimits, RestartPolicy

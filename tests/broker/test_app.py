@@ -10,7 +10,7 @@ import pytest
 
 from broker import app as app_module
 from broker.dispatch.fleet import HealthState
-from broker.server.loop_watchdog import LoopWatchdog
+from broker.server.server import LoopWatchdog
 from broker.transport.keep_awake import SleepInhibitor
 from broker.transport.router import RouterLink
 from tests.broker.application import House

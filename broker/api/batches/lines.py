@@ -14,8 +14,7 @@ from msgspec import Raw, Struct
 
 from broker.api.batches.body import LINES_MAX, BatchRequest
 from broker.api.batches.records import BatchRecord, Dialect, LineFault
-from broker.dialects.body import encode
-from broker.dialects.json_size import is_too_deep
+from broker.dialects.body import encode, is_too_deep
 
 FAULTS_MAX = 100
 """Maximum number of reported faults of a file."""

@@ -18,9 +18,17 @@ from broker.api.completions import completions
 from broker.api.embeddings import embeddings, rerank
 from broker.api.messages import body as messages
 from broker.api.responses import body as responses
-from broker.dialects import json_size
-from broker.dialects.body import decode, encode, encode_text
-from broker.dialects.json_size import CONTAINERS_MAX, DEPTH_MAX, VALUES_MAX, check_size, is_too_deep
+from broker.dialects import body as bodies
+from broker.dialects.body import (
+    CONTAINERS_MAX,
+    DEPTH_MAX,
+    VALUES_MAX,
+    check_size,
+    decode,
+    encode,
+    encode_text,
+    is_too_deep,
+)
 from protocol.errors import Code, RequestError
 
 DOCUMENTS = st.recursive(
@@ -65,15 +73,15 @@ def test_exactly_the_values_keys_containers_and_depth_count(document: Any, is_as
     counts = dict(zip(("VALUES_MAX", "KEYS_MAX", "CONTAINERS_MAX"), numbers, strict=True))
     with pytest.MonkeyPatch.context() as patched:
         for name, count in counts.items():
-            patched.setattr(json_size, name, count)
+            patched.setattr(bodies, name, count)
         assert not refusal(body)
         for name, count in counts.items():
-            patched.setattr(json_size, name, count - 1)
+            patched.setattr(bodies, name, count - 1)
             assert refusal(body)
-            patched.setattr(json_size, name, count)
-        patched.setattr(json_size, "DEPTH_MAX", depth)
+            patched.setattr(bodies, name, count)
+        patched.setattr(bodies, "DEPTH_MAX", depth)
         assert not is_too_deep(body)
-        patched.setattr(json_size, "DEPTH_MAX", depth - 1)
+        patched.setattr(bodies, "DEPTH_MAX", depth - 1)
         assert is_too_deep(body) or not depth
 
 
@@ -107,7 +115,7 @@ def test_time_for_a_body_that_is_not_json_is_proportional_to_its_length(
     head: bytes, tail: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("VALUES_MAX", "KEYS_MAX", "CONTAINERS_MAX"):
-        monkeypatch.setattr(json_size, name, 1000)
+        monkeypatch.setattr(bodies, name, 1000)
     short, long = (head + b"," * 1001 + tail * count for count in (100_000, 400_000))
     assert seconds(long) < 10 * seconds(short)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import count
 
-from broker.dispatch.pulls import MODEL_CHARACTERS_MAX, REMEMBERED_MAX, Pulls
+from broker.dispatch.catalogue import MODEL_CHARACTERS_MAX, REMEMBERED_MAX, Pulls
 from protocol.supervisor_messages import PULLS_MAX, PullStage, PullState
 from tests.broker.dispatcher_line import refusal
 

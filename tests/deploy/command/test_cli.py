@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from deploy.command.cli import app
-from deploy.command.curve_keys import KEY_FILES
+from deploy.command.keys import KEY_FILES
 from deploy.serving.settings import GROUPS, SHOWN, ServeSettings, shown_flags
 from tests.deploy.conftest import config
 from tests.deploy.supervisor.process_output import Begin

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.console.chat_input import (
+from deploy.console.chat_repl import (
     ALIASES,
     HELP,
     VERBS,

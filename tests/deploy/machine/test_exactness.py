@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from deploy.command.cli import app
-from deploy.machine import exactness
+from deploy.machine import doctor
 from deploy.machine.facts import MachineFacts
 from protocol.types import Capabilities, ContextFit, Exactness, ModelReport, PassCheck
 from tests.models.fixtures import model_folder
@@ -37,24 +37,24 @@ def test_a_model_is_measured_in_a_process_of_its_own_with_the_context_that_fits(
     model, file = str(model_folder("dense")), tmp_path / "roundhouse.toml"
     limit = "[worker]\nmemory_limit_bytes = 9_000_000\n"
     file.write_text(f'{limit}[models.short]\nmodel = "{model}"\nkv_bits = 8\n')
-    report = exactness.measure(model, [f"--config={file}"], os.environ)
+    report = doctor.measure(model, [f"--config={file}"], os.environ)
     assert report.exactness.is_complete
     assert {check.kind for check in report.exactness.checks} == {"decode", "verify", "prompts", "chunks"}
-    lossy, exact = exactness.measure("short", [f"--config={file}"], os.environ).context, report.context
+    lossy, exact = doctor.measure("short", [f"--config={file}"], os.environ).context, report.context
     assert exact.tokens < lossy.tokens <= exact.context_length
     assert exact.row_bytes <= exact.cache_bytes < 9_000_000
 
 
 def test_failed_measurement_is_an_error_with_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(exactness.MeasurementError, match="config"):
-        exactness.measure(str(tmp_path), [], os.environ)
+    with pytest.raises(doctor.MeasurementError, match="config"):
+        doctor.measure(str(tmp_path), [], os.environ)
 
     def late(command: list[str], **_: Any) -> None:
         raise subprocess.TimeoutExpired(command, 1.0)
 
     monkeypatch.setattr(subprocess, "run", late)
-    with pytest.raises(exactness.MeasurementError, match="was not measured within"):
-        exactness.measure("m", [], os.environ)
+    with pytest.raises(doctor.MeasurementError, match="was not measured within"):
+        doctor.measure("m", [], os.environ)
 
 
 def test_command_prints_the_table_and_its_status_tells_wrong_results(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +65,7 @@ def test_command_prints_the_table_and_its_status_tells_wrong_results(monkeypatch
         asked.append([model, *flags])
         return ModelReport(exactness=FOUND, context=FIT, capabilities=Capabilities(unread=["tool_calls"]))
 
-    monkeypatch.setattr(exactness, "measure", measured)
+    monkeypatch.setattr(doctor, "measure", measured)
     done = CliRunner().invoke(app, ["doctor", "--model", "org/model", "--kv-bits", "8"])
     assert asked == [["org/model", "--kv-bits=8"]]
     assert "3,071 of 4,096 tokens fit for one request" in done.output
@@ -76,11 +76,9 @@ def test_command_prints_the_table_and_its_status_tells_wrong_results(monkeypatch
     ):  # fmt: skip
         assert line in done.output
     wants = Capabilities(layout=["joins_system"])
-    assert exactness.output(wants)[0] == ("ok", "template", "wants joins_system")
-    assert exactness.output(Capabilities(template_problem="It fails.")) == [
-        ("wrong", "template", "It fails.")
-    ]
-    assert exactness.output(Capabilities(image_problem="no tower"))[1] == (
+    assert doctor.output(wants)[0] == ("ok", "template", "wants joins_system")
+    assert doctor.output(Capabilities(template_problem="It fails.")) == [("wrong", "template", "It fails.")]
+    assert doctor.output(Capabilities(image_problem="no tower"))[1] == (
         "note", "images", "not served: no tower",
     )  # fmt: skip
     assert done.exit_code == 1

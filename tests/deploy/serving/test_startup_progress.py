@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.serving.greeting import greeting, is_quiet
 from deploy.serving.settings import ServeSettings
-from deploy.serving.startup_progress import StartupProgress, announcement, bar, words
+from deploy.serving.startup_progress import StartupProgress, announcement, bar, greeting, is_quiet, words
 from deploy.supervisor.child import ServedModel
 from tests.deploy.weights import weights
 from tests.hosts import endpoint_that_answers

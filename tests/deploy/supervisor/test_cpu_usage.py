@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deploy.supervisor.cpu_usage import IDLE_S, IDLE_SHARE_MAX, IdleWatch
+from deploy.supervisor.processes import IDLE_S, IDLE_SHARE_MAX, IdleWatch
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,7 @@ from deploy.command.cli import app
 from deploy.serving.commandlines import SOURCE_FOLDER
 from deploy.supervisor.children import KILL_WAIT_S_MAX
 from deploy.units import jobs, service
-from deploy.units.absolute import absolute_flags
-from deploy.units.jobs import Job
+from deploy.units.jobs import Job, absolute_flags
 from deploy.units.launchd import Launchd
 from deploy.units.launchd import read_status as read_launchd
 from deploy.units.manager import COMMAND_S_MAX, ServiceError, Status

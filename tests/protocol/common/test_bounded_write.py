@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from protocol.common.bounded_write import BoundedWriter
+from protocol.common.logs import BoundedWriter
 
 WAIT_S = 0.01
 
