@@ -35,7 +35,7 @@ from broker.transport.supervisor_client import SupervisorClient
 from protocol import lifeline, sockets
 from protocol.common import gc_heap, logs
 from protocol.common.api_keys import KeysError
-from protocol.common.state_folder import JOURNAL_NAME, batch_folder, journal_folder
+from protocol.common.state_folder import batch_folder, journal_file
 from protocol.messages import new_incarnation
 from protocol.server_lock import OwnedError, ServerLock
 from protocol.settings import reader as settings
@@ -109,15 +109,15 @@ def _journal_path(settings: GatewaySettings) -> Path | None:
     if not settings.journal_max:
         return None
     try:
-        folder = settings.journal_dir or journal_folder(os.environ, settings.server)
+        file = journal_file(settings.journal_dir, os.environ, settings.server)
     except RuntimeError as error:
         log.warning("there is no journal, set --journal-dir: %s", error)
         return None
-    former = folder.with_name(str(settings.port))
+    folder, former = file.parent, file.parent.with_name(str(settings.port))
     if settings.journal_dir is None and not folder.exists() and former.exists():
         about = "earlier versions used %s for every address of this port (see --journal-dir, --batch-dir)"
         log.warning(f"%s is new; {about}", folder, former)
-    return folder / JOURNAL_NAME
+    return file
 
 
 def _batches(settings: GatewaySettings) -> BatchRunner | None:

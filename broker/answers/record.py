@@ -30,7 +30,7 @@ KIND = "answer"
 
 
 class AnswerRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A durable answer. `key`, `digest`, `name`: as in `Answer`."""
+    """A durable answer. `key`, `digest`: as in `Answer`."""
 
     rendering: Rendering
     checkpoints: list[Checkpoint]
@@ -43,7 +43,6 @@ class AnswerRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Digest of the owner's key, in records of earlier versions."""
     key: str = ""
     digest: bytes = b""
-    name: str = ""
     media: list[bytes] = []
     """Digests of the frames."""
     before: list[bytes] = []

@@ -16,7 +16,6 @@ from protocol.messages import CacheCleared
 class CacheClear:
     """One clear request. `awaited`: incarnation -> model of the workers that have not replied yet."""
 
-    id: str
     awaited: dict[str, str]
     freed: list[tuple[str, CacheCleared]] = field(default_factory=list)
     """Replies, each with the model of the worker."""
@@ -58,7 +57,7 @@ class CacheClears:
     @contextmanager
     def open(self, id: str, awaited: Mapping[str, str]) -> Iterator[CacheClear]:
         """Open a clear request for the duration of the context."""
-        self._open[id] = CacheClear(id, dict(awaited))
+        self._open[id] = CacheClear(dict(awaited))
         try:
             yield self._open[id]
         finally:

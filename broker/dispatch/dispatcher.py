@@ -145,7 +145,6 @@ class Dispatcher:
         self._send = send
         self._clock = clock
         self._end = end
-        self._host = host
 
     # --- requests ---
 

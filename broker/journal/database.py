@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
-from protocol.common.secure_files import is_private
+from protocol.common.secure_files import database_files, is_private
 
 BUSY_S_MAX = 1.0
 """Longest wait for a lock of another connection on the file."""
@@ -121,11 +121,9 @@ def is_damage(error: Exception) -> bool:
 def remove(path: Path) -> int:
     """Delete the file and what SQLite keeps beside it. Return the number of bytes. Raises `OSError`."""
     total = 0
-    for suffix in ("", "-wal", "-shm", "-journal"):
-        part = path.with_name(path.name + suffix)
-        if part.exists():
-            total += part.stat().st_size
-            part.unlink()
+    for part in database_files(path):
+        total += part.stat().st_size
+        part.unlink()
     return total
 
 

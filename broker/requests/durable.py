@@ -77,7 +77,6 @@ def record(
         owned_by=answer.owner,
         key=answer.key,
         digest=answer.digest,
-        name=answer.name,
         rendering=described.rendering,
         checkpoints=[Checkpoint(request=request, model=model) for request in requests],
         at=time.time(),

@@ -17,26 +17,31 @@ def journal(context: typer.Context, host: Host = None, port: Port = None, config
     if context.invoked_subcommand is not None:
         return
     from deploy.console.status_screen import size
-    from deploy.serving import journal as files
 
     with exit_on_errors(PROGRAM, RuntimeError):
-        file = _path(flags_of(host, port, config))
-        typer.echo(f"{file}: {size(files.size(file))}")
+        file, parts = _files(flags_of(host, port, config))
+        typer.echo(f"{file}: {size(sum(part.stat().st_size for part in parts))}")
 
 
 def clear(host: Host = None, port: Port = None, config: Config = None) -> None:
     """Delete the journal, with all stored responses. A server that runs begins a new one; answers that it is
     giving go on in its memory."""
     from deploy.console.status_screen import size
-    from deploy.serving import journal as files
 
     with exit_on_errors(PROGRAM, RuntimeError):
-        file = _path(flags_of(host, port, config))
-        typer.echo(f"{file}: deleted {size(files.clear(file))}")
+        file, parts = _files(flags_of(host, port, config))
+        total = sum(part.stat().st_size for part in parts)
+        for part in parts:
+            part.unlink(missing_ok=True)
+        typer.echo(f"{file}: deleted {size(total)}")
 
 
-def _path(flags: list[str]) -> Path:
-    from deploy.serving import journal as files
+def _files(flags: list[str]) -> tuple[Path, list[Path]]:
+    """Return the journal, and the files that there are of it."""
     from deploy.serving.resolution import resolve_gateway
+    from protocol.common.secure_files import database_files
+    from protocol.common.state_folder import journal_file
 
-    return files.path(resolve_gateway(flags, os.environ), os.environ)
+    gateway = resolve_gateway(flags, os.environ)
+    file = journal_file(gateway.journal_dir, os.environ, gateway.server)
+    return file, database_files(file)

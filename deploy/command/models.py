@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import Annotated
 
 import typer
@@ -32,7 +31,6 @@ def pull(
         try:
             needed = hub.missing_bytes(model)
             if needed:
-                hub.check_room(model, needed, _free_bytes())
                 typer.echo(f"{model}: downloading {needed / 1e9:.2f} GB")
             path = hub.pull(model)
         except hub.HubError as error:
@@ -49,6 +47,7 @@ def ls() -> None:
 
     from deploy.console.status_screen import size
     from deploy.machine import hub
+    from deploy.serving.prefix_cache import free_bytes
 
     held = hub.held()
     if not held:
@@ -60,7 +59,8 @@ def ls() -> None:
         broken = "" if model.whole else "  incomplete, or not an MLX model"
         console.print(f"{size(model.bytes):>9}  {used}  {model.id}{broken}", markup=False, soft_wrap=True)
     total = sum(model.bytes for model in held)
-    console.print(f"{size(total):>9}  in {hub.folder()}, {size(_free_bytes())} free", soft_wrap=True)
+    free = size(free_bytes(hub.folder()))
+    console.print(f"{size(total):>9}  in {hub.folder()}, {free} free", soft_wrap=True)
 
 
 def rm(
@@ -101,13 +101,3 @@ def suggested() -> None:
     reckoned = "tokens/s: from the bandwidth of the memory, for one short request" if chip else ""
     typer.echo("; ".join(filter(None, (f"list of {suggestions.LIST.date}", reckoned))))
     typer.echo("to download and serve one: roundhouse serve --model ID")
-
-
-def _free_bytes() -> int:
-    """Return the free bytes on the disk of the models' folder, which need not exist."""
-    from deploy.machine import hub
-
-    there = hub.folder()
-    while not there.exists():
-        there = there.parent
-    return shutil.disk_usage(there).free

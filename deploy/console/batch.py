@@ -54,7 +54,6 @@ class Progress:
     status: str
     total: int
     done: int
-    failed: int
     document: dict[str, Any]
 
 
@@ -139,13 +138,12 @@ def watch(
 def _progress(file: BatchFile, document: dict[str, Any]) -> Progress:
     counts = document.get("request_counts") or {}
     if file.dialect == "anthropic":
-        errored = sum(counts[name] for name in ("errored", "canceled", "expired"))
-        done = counts["succeeded"] + errored
-        return Progress(document["processing_status"], done + counts["processing"], done, errored, document)
+        done = sum(counts[name] for name in ("succeeded", "errored", "canceled", "expired"))
+        return Progress(document["processing_status"], done + counts["processing"], done, document)
     is_over = document["status"] in ("completed", "failed", "expired", "cancelled")
     status = "ended" if is_over else document["status"]
     done = counts["completed"] + counts["failed"]
-    return Progress(status, counts["total"], done, counts["failed"], document)
+    return Progress(status, counts["total"], done, document)
 
 
 def save(http: httpx.Client, file: BatchFile, document: dict[str, Any], out: Path) -> None:

@@ -6,7 +6,6 @@ python -m deploy.machine.download OWNER/NAME
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 import threading
 from pathlib import Path
@@ -24,8 +23,6 @@ def main() -> int:
     [model] = sys.argv[1:]
     try:
         missing = hub.missing_bytes(model)
-        if missing:
-            hub.check_room(model, missing, _free_bytes())
         _pull(model, missing)
     except hub.HubError as error:
         _say(failure=str(error))
@@ -62,13 +59,6 @@ def _bytes_in(folder: Path) -> int:
         except OSError:
             continue  # it was renamed meanwhile
     return found
-
-
-def _free_bytes() -> int:
-    there = hub.folder()
-    while not there.exists():
-        there = there.parent
-    return shutil.disk_usage(there).free
 
 
 def _say(**progress: object) -> None:

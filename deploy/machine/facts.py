@@ -42,7 +42,6 @@ class MachineMemory:
     """Memory in bytes. `usable`: the part of `total` that the GPU may use. `wired_limit`: None if not set."""
 
     total: int
-    available: int
     usable: int
     wired_limit: int | None = None
 
@@ -62,13 +61,12 @@ def usable_of_mac(total: int, wired_limit: int | None) -> int:
 def read_memory(platform: str = sys.platform, gpu_bytes: int = 0) -> MachineMemory:
     """Return the current state. `gpu_bytes`: memory of a GPU that has its own, which counts instead."""
     if gpu_bytes:
-        return MachineMemory(gpu_bytes, gpu_bytes, gpu_bytes)
-    machine = psutil.virtual_memory()
-    total, available = int(machine.total), int(machine.available)
+        return MachineMemory(gpu_bytes, gpu_bytes)
+    total = int(psutil.virtual_memory().total)
     if platform != "darwin":
-        return MachineMemory(total, available, total)
+        return MachineMemory(total, total)
     wired = _wired_limit()
-    return MachineMemory(total, available, usable_of_mac(total, wired), wired)
+    return MachineMemory(total, usable_of_mac(total, wired), wired)
 
 
 def chip_name(platform: str = sys.platform) -> str:
@@ -107,7 +105,7 @@ class MachineFacts:
     system: str = "Linux"
     release: str = ""
     machine: str = ""
-    memory: MachineMemory = field(default_factory=lambda: MachineMemory(0, 0, 0))
+    memory: MachineMemory = field(default_factory=lambda: MachineMemory(0, 0))
     version: str = ""
     mlx: str = ""
     mlx_error: str = ""

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from deploy.serving.prefix_cache import free_bytes
 from protocol.common import huggingface
 from protocol.common.environment import EnvironmentFault
 from protocol.common.error_text import closest_match
@@ -69,7 +70,8 @@ def _is_complete(revisions: object) -> bool:
 
 
 def missing_bytes(model: str) -> int:
-    """Return the bytes still to download of a model; 0 also if that is unknown. Raises `HubError`."""
+    """Return the bytes still to download of a model; 0 also if that is unknown. Raises `HubError`, also if
+    the disk has too little space for them."""
     from huggingface_hub import DryRunFileInfo, snapshot_download
     from huggingface_hub.errors import DryRunError
 
@@ -79,7 +81,10 @@ def missing_bytes(model: str) -> int:
         except DryRunError:  # `pull` reports the cause
             return 0
     found = [file for file in files if isinstance(file, DryRunFileInfo)]
-    return sum(file.file_size or 0 for file in found if file.will_download)
+    needed = sum(file.file_size or 0 for file in found if file.will_download)
+    if needed:
+        check_room(model, needed, free_bytes(folder()))
+    return needed
 
 
 def check_reachable(model: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from deploy.serving.resolution import resolve_gateway
 from deploy.serving.settings import default_keys_file
 from protocol.common import api_keys
 from protocol.common.api_keys import ApiKey, KeysError
-from protocol.common.secure_files import read_private
+from protocol.common.secure_files import read_private, replace_private
 
 HEADER = b"# API keys of Roundhouse: hashes, made by `roundhouse keys`\n"
 
@@ -43,7 +42,7 @@ def create(path: Path, name: str, concurrent_max: int | None) -> str:
         before = read_private(path) if path.exists() else HEADER
         if path.exists():
             api_keys.parse(before, str(path))  # refuse what the gateway would refuse
-        _replace(path, b"\n".join([before.rstrip(b"\n"), key.line.encode(), b""]))
+        replace_private(path, b"\n".join([before.rstrip(b"\n"), key.line.encode(), b""]))
     return text
 
 
@@ -51,7 +50,7 @@ def revoke(path: Path, which: str) -> list[ApiKey]:
     """Remove the keys of this name or id, and return them. Raises `KeysError` or `OSError`."""
     with _exclusive(path):
         content, removed = api_keys.without(read_private(path), which, str(path))
-        _replace(path, content)
+        replace_private(path, content)
     return removed
 
 
@@ -66,15 +65,3 @@ def _exclusive(path: Path) -> Iterator[None]:
         raise KeysError(f"{path} is being changed by another command; try again") from None
     finally:
         os.close(folder)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
-        with open(aside, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)

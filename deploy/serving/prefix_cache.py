@@ -74,9 +74,7 @@ def models(folder: Path) -> list[ModelPrefixes]:
 
 def free_bytes(folder: Path) -> int:
     """Return the free bytes on the disk of a folder, which need not exist. Raises `OSError`."""
-    there = folder
-    while not there.exists():
-        there = there.parent
+    there = next(each for each in (folder, *folder.parents) if each.exists())
     return shutil.disk_usage(there).free
 
 

@@ -13,7 +13,6 @@ found there are those that are replaced, shown and removed.
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ from deploy.units import launchd, systemd
 from deploy.units.jobs import Job
 from deploy.units.manager import Manager, Status
 from deploy.units.systemd import SOCKET
+from protocol.common.secure_files import replace_private
 
 PROGRAM = "roundhouse service"
 
@@ -43,7 +43,7 @@ def install(manager: Manager, jobs: Sequence[Job]) -> list[str]:
     changed = [name for name, text in wanted.items() if before.get(name) != text]
     manager.folder.mkdir(parents=True, exist_ok=True)
     for name in changed:
-        _write_private(manager.folder / name, wanted[name])
+        replace_private(manager.folder / name, wanted[name].encode())
     manager.load(list(wanted), changed)
     return changed
 
@@ -112,13 +112,3 @@ def _withdraw(manager: Manager, names: Sequence[str]) -> None:
 
 def _installed(manager: Manager) -> list[Path]:
     return sorted(manager.folder.glob(manager.pattern))
-
-
-def _write_private(path: Path, text: str) -> None:
-    aside = path.with_name(path.name + ".new")
-    aside.unlink(missing_ok=True)
-    with os.fdopen(
-        os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
-    ) as file:
-        file.write(text)
-    aside.replace(path)

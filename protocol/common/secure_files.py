@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +30,12 @@ def read_private(path: Path) -> bytes:
         return file.read(SECRET_BYTES_MAX)
 
 
+def database_files(path: Path) -> list[Path]:
+    """Return what there is of an SQLite file: itself, and what SQLite keeps beside it."""
+    named = (path.with_name(path.name + suffix) for suffix in ("", "-wal", "-shm", "-journal"))
+    return [part for part in named if part.exists()]
+
+
 def is_private(folder: Path) -> bool:
     """Return whether `folder` is a folder, not a link, and only this user can enter it."""
     info = folder.lstat()
@@ -48,6 +55,19 @@ def is_protected(folder: Path) -> bool:
         if is_shared or info.st_uid not in trusted:
             return False
     return True
+
+
+def replace_private(path: Path, content: bytes) -> None:
+    """Replace a file, at once and on the disk, by one that only its owner can read. Raises `OSError`."""
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        with open(aside, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 @contextmanager

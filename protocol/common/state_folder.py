@@ -62,9 +62,9 @@ def _canonical(host: str) -> str:
 JOURNAL_NAME = "journal.sqlite"
 
 
-def journal_folder(environ: Mapping[str, str], server: str) -> Path:
-    """Return the folder of a server's journal. Raises `RuntimeError` if there is no home."""
-    return state_folder(environ) / "journal" / server
+def journal_file(folder: Path | None, environ: Mapping[str, str], server: str) -> Path:
+    """Return a server's journal. `folder`: by a setting. Raises `RuntimeError` if there is no home."""
+    return (folder or state_folder(environ) / "journal" / server) / JOURNAL_NAME
 
 
 def batch_folder(environ: Mapping[str, str], server: str) -> Path:

@@ -23,7 +23,7 @@ WELL: dict[str, Any] = {
     "system": "Darwin",
     "release": "15.1",
     "machine": "arm64",
-    "memory": MachineMemory(64 * GB, 40 * GB, 48 * GB, wired_limit=48 * GB),
+    "memory": MachineMemory(64 * GB, 48 * GB, wired_limit=48 * GB),
     "mlx": "Device(gpu, 0)",
     "cache": "/caches/hub",
     "disk_free": 500 * GB,
@@ -55,7 +55,7 @@ def test_where_all_is_well_nothing_is_to_be_done() -> None:
             "--no-deps mlx-cuda-13",
         ),
         ({"port_user": "another program"}, "port 8000", Verdict.NOTE, "--port"),
-        ({"memory": MachineMemory(64 * GB, 9 * GB, 48 * GB)}, "memory", Verdict.WELL, "wired_limit_mb=51879"),
+        ({"memory": MachineMemory(64 * GB, 48 * GB)}, "memory", Verdict.WELL, "wired_limit_mb=51879"),
         ({"system": "Linux", "has_compiler": False}, "compiler", Verdict.NOTE, "apt install g++"),
         ({"mlx": "", "mlx_error": "no module"}, "MLX", Verdict.WRONG, "--force-reinstall mlx"),
         ({"cache_writable": False}, "models here", Verdict.WRONG, "chown /caches/hub"),
@@ -74,7 +74,7 @@ def test_fault_is_named_with_advice(wrong: dict[str, Any], about: str, verdict: 
 def test_a_system_or_memory_too_small_is_named() -> None:
     [system] = [finding for finding in findings(release="13.6") if finding.about == "system"]
     assert (system.verdict, "needs macOS 14" in system.advice) == (Verdict.WRONG, True)
-    small = findings(memory=MachineMemory(2 * GB, GB, GB // 8, wired_limit=GB))
+    small = findings(memory=MachineMemory(2 * GB, GB // 8, wired_limit=GB))
     [fits] = [finding for finding in small if finding.about == "models that fit"]
     assert (fits.verdict, fits.text) == (Verdict.NOTE, "only the embedded one")
 

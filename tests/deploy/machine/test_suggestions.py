@@ -32,7 +32,7 @@ GIB = 2**30
     ],
 )
 def test_the_model_to_begin_with_is_large_and_not_slow(machine: int, chip: str, name: str) -> None:
-    memory = MachineMemory(machine, machine, usable_of_mac(machine, None))
+    memory = MachineMemory(machine, usable_of_mac(machine, None))
     fits = models_that_fit(memory.for_model, chip)
     best = best_fit(fits)
     assert best.model == BY_NAME[name]
@@ -43,7 +43,7 @@ def test_the_model_to_begin_with_is_large_and_not_slow(machine: int, chip: str, 
 
 
 def test_serve_hints_at_a_model_on_a_mac_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = MachineMemory(16 * GIB, 16 * GIB, usable_of_mac(16 * GIB, None))
+    memory = MachineMemory(16 * GIB, usable_of_mac(16 * GIB, None))
     monkeypatch.setattr("deploy.machine.facts.read_memory", lambda platform: memory)
     monkeypatch.setattr("deploy.machine.facts.chip_name", lambda platform: "Apple M4")
     embedded, named = ServedModel(name="pocket"), ServedModel(name="a", model="org/a")
@@ -85,7 +85,7 @@ def test_the_contexts_that_fit_are_as_the_page_about_macs_has_them(row: tuple[st
     gigabytes, raised, room, contexts = row
     total = int(gigabytes) * GIB
     limit = total * 85 // 100 // 2**20 * 2**20 if raised else None
-    memory = MachineMemory(total, total, usable_of_mac(total, limit), limit)
+    memory = MachineMemory(total, usable_of_mac(total, limit), limit)
     fitting = {fit.model: fit.context for fit in models_that_fit(memory.for_model)}
     found = [fitting.get(BY_NAME[name]) for name, *_ in SHOWN]
     assert f"{memory.for_model / GB:.1f}" == room
