@@ -41,13 +41,17 @@ class Operation:
     summary: str
     required: tuple[str, ...] | None
     body: type | None = None
-    streams: bool = False
     errors: tuple[int, ...] = (401,)
     parameters: Mapping[str, tuple[Place, dict[str, Any]]] = field(default_factory=dict)
     dialect: Literal["openai", "anthropic"] = "openai"
     is_open: bool = False
     content: str = "application/json"
     form: Mapping[str, Any] | None = None
+
+    @property
+    def streams(self) -> bool:
+        """Whether the body can ask for an event stream."""
+        return self.body is not None and hasattr(self.body, "stream")
 
 
 def _integer(low: int, high: int) -> dict[str, Any]:
@@ -152,11 +156,11 @@ _MESSAGE_BATCHES = (
 
 OPERATIONS = (
     _asked("/v1/chat/completions", "Create a chat completion", chat_body.Body,
-           "id", "object", "created", "model", "system_fingerprint", "choices", "usage", streams=True),
+           "id", "object", "created", "model", "system_fingerprint", "choices", "usage"),
     _asked("/v1/completions", "Create a text completion for each prompt", completions.Body,
-           "id", "object", "created", "model", "system_fingerprint", "choices", "usage", streams=True),
+           "id", "object", "created", "model", "system_fingerprint", "choices", "usage"),
     _asked("/v1/responses", "Create a response", responses.Body,
-           "id", "object", "status", "model", "output", streams=True),
+           "id", "object", "status", "model", "output"),
     _read(_ONE, "Get a stored response, complete or in progress, or the events of one in the background",
           "id", "object", "status", "output", errors=(400, 401, 404, 409), parameters={**_ID, **_AFTER}),
     Operation("delete", _ONE, "Delete a stored response", ("id", "object", "deleted"), errors=(401, 404)),
@@ -180,7 +184,7 @@ OPERATIONS = (
     Operation("delete", f"{_TALK}/items/{{item_id}}", "Delete an item of a conversation", _CONVERSATION,
               errors=(401, 404)),
     _asked_of_anthropic("/v1/messages", "Create a message (Anthropic's API)", messages.Body,
-                        "id", "type", "role", "model", "content", "usage", streams=True),
+                        "id", "type", "role", "model", "content", "usage"),
     _asked_of_anthropic("/v1/messages/count_tokens", "Count the tokens of a conversation", messages.Prompt,
                         "input_tokens"),
     *_MESSAGE_BATCHES,

@@ -151,6 +151,16 @@ def test_every_operation_has_what_openapi_asks_of_it() -> None:
     assert ways == set(DOCUMENT["components"]["securitySchemes"])
 
 
+def test_whatever_can_be_streamed_is_described_as_a_stream_too() -> None:
+    asking = [of for methods in DOCUMENT["paths"].values() for of in methods.values() if "requestBody" in of]
+    for operation in asking:
+        [content] = operation["requestBody"]["content"].values()
+        name = content["schema"].get("$ref", "").rpartition("/")[2]
+        can_stream = "stream" in SCHEMAS.get(name, {}).get("properties", {})
+        kinds = operation["responses"]["200"]["content"]
+        assert ("text/event-stream" in kinds) == can_stream, operation["operationId"]
+
+
 def test_every_body_of_the_table_can_be_read() -> None:
     assert READERS.keys() == set(PATHS)
     for kind, (_, body) in READERS.items():
