@@ -10,6 +10,10 @@ from typing import Any
 ANTHROPICS = "/v1/messages"
 METRICS = "/metrics"
 PAGE = "/"
+ENDS = (
+    "message_stop", "error", "response.completed", "response.incomplete", "response.failed", "model", "pull",
+)  # fmt: skip
+"""Types of the last event of a stream. Those of a model or a download have no others."""
 
 
 def complaint(path: str, status: int, headers: Mapping[str, str], body: bytes, *, is_head: bool) -> str:
@@ -54,8 +58,7 @@ def _of_metrics(kind: str, body: bytes) -> str:
 
 
 def _is_end(event: Any) -> bool:
-    kind = event.get("type")
-    return kind in ("message_stop", "error", "response.completed", "response.incomplete", "response.failed")
+    return event.get("type") in ENDS
 
 
 def _of_document(path: str, status: int, document: Any) -> str:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.conformance.__main__ import SMOKES
 from tests.conformance.drivers import DRIVERS, drivers_in
+from tests.conformance.judge import complaint
 from tests.conformance.programs import Outcome, count_of, run
 from tests.conformance.servers import HOUSES
 from tests.system import eventually
@@ -23,6 +24,13 @@ def test_all_of_something_and_status_0_have_passed() -> None:
     assert Outcome("a", 0, must_count=False).passed
     for status, count in ((0, (2, 3)), (0, (0, 0)), (-9, (3, 3)), (0, None)):
         assert not Outcome("a", status, count).passed
+
+
+@pytest.mark.parametrize(("event", "is_end"), [("model", True), ("message_stop", True), ("ping", False)])
+def test_a_stream_must_have_its_end(event: str, *, is_end: bool) -> None:
+    headers = {"x-request-id": "a", "content-type": "text/event-stream"}
+    body = f'event: {event}\ndata: {{"type": "{event}"}}\n\n'.encode()
+    assert (complaint("/v1/models/load", 200, headers, body, is_head=False) == "") == is_end
 
 
 def test_a_program_is_counted_and_its_children_end_with_it(
