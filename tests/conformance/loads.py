@@ -27,7 +27,7 @@ from tests.system import NO_TLS, eventually
 from worker.pocket import MODEL_PATH
 
 RUN_S_MAX = 300
-START_S_MAX = 120
+START_S_MAX = 300
 REQUESTS = 8
 QUESTIONS = [
     {"question": "The capital of France is", "choices": [" Paris", " Rome"], "answer": 0},
