@@ -103,8 +103,10 @@ def responses_bodies() -> list[tuple[str, dict[str, Any]]]:
         {"type": "function_call", "call_id": "c", "name": "f", "namespace": "n", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "42"}]},
         {"type": "web_search_call", "action": {}},
+        {"type": "shell_call_output", "output": {"type": "exit"}},
         {"role": "user", "content": "and now"},
     ]
+    allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}
     agent = {
         "instructions": "i", "store": False, "include": ["reasoning.encrypted_content"],
         "metadata": {"a": "b"}, "reasoning": {"effort": "low", "summary": "auto"},
@@ -117,6 +119,7 @@ def responses_bodies() -> list[tuple[str, dict[str, Any]]]:
     return [
         (RESPONSES, agent | {"model": "fake", "input": items, "max_output_tokens": 3}),
         (RESPONSES, agent | {"input": items, "max_output_tokens": 3, "stream": True}),
+        (RESPONSES, plain | {"tools": [function], "tool_choice": allowed}),
         (RESPONSES, plain),
         (RESPONSES, plain | {"stream": True}),
     ]
