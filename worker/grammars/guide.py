@@ -21,13 +21,11 @@ from numpy.typing import NDArray
 from worker.grammars.jump_forward import FORESEE_S_MAX, Spacing, forced_tokens
 from worker.grammars.tokenizer import GrammarTokenizer
 from worker.grammars.trigger import Markup, TriggerScanner
-from worker.output.channels import CONTENT, REASONING
+from worker.output.channels import CALL, CONTENT, REASONING
 from worker.values import ForcedTokens, GuideError
 
 BLANKS_MAX = 4
 """Maximum white-space tokens between reasoning and content: templates have one or two line breaks there."""
-CALL = "call"
-"""State of `Markup` in which a call has begun."""
 
 SLOW_S = 0.1
 """CPU time in seconds above which a token or a mask is slow; a hundredth of it is usual."""

@@ -4,20 +4,21 @@ Models separate channels by markers. Invariants: each channel, joined, is its pa
 without markers, the content up to the first stop string. No marker is emitted, not even in part, unless it
 stays incomplete. The output depends on the tokens alone, so an answer continues alike on another worker.
 
-Some markers are or contain special tokens, which have no text for clients. These appear in the text as
-*signs*: lone surrogates, which no decoder produces. A sign that belongs to no marker is dropped. Other tokens
-that markers require as tokens get signs too; outside a marker such a sign turns back into the token's text.
+Special tokens appear in the text as signs (`worker.output.markers`). A sign that belongs to no marker is
+dropped. Other tokens that markers require as tokens get signs too; outside a marker such a sign turns back
+into the token's text.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from msgspec.structs import replace
 
 from protocol.types import CallDelta
+from worker.output.markers import Markers
 from worker.output.text import StopMatcher, TextStream, Vocabulary
 from worker.values import OutputDelta
 
@@ -32,17 +33,7 @@ CALLED = "called"
 Piece = tuple[str, str | CallDelta]
 """A state with certain text, without markers, or with the delta of a call."""
 
-SIGNS_MAX = 2048
-_SIGN_FIRST = 0xD800
 _SIGNS = re.compile("[\ud800-\udfff]")
-
-
-def signs_of(tokens: Iterable[int]) -> dict[int, str]:
-    """Assign a sign to each token. Raises `ValueError` if there are more than `SIGNS_MAX` tokens."""
-    distinct = sorted({*tokens})
-    if len(distinct) > SIGNS_MAX:
-        raise ValueError(f"{len(distinct)} special tokens in markers, at most {SIGNS_MAX} are supported")
-    return {token: chr(_SIGN_FIRST + place) for place, token in enumerate(distinct)}
 
 
 class ChannelStateMachine(Protocol):
@@ -55,20 +46,6 @@ class ChannelStateMachine(Protocol):
 
     def rest(self, *, has_ended: bool = False) -> Sequence[Piece]:
         """Return the withheld text. Call once. `has_ended`: the model has ended the answer by itself."""
-
-
-def signed(marker: str, names: Mapping[str, str]) -> str:
-    """Return a marker with signs in place of the names of special tokens. `names`: signs by name."""
-    for name in sorted(names, key=len, reverse=True):
-        marker = marker.replace(name, names[name])
-    return marker
-
-
-class Markers(NamedTuple):
-    """Signs of tokens, and the texts of signs whose tokens have text."""
-
-    of: Mapping[int, str]
-    texts: Mapping[str, str] = {}
 
 
 class ChannelProcessor:

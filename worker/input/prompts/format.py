@@ -13,9 +13,7 @@ format is recognized, and only if its marker is made of special tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
-from mlx_lm.generate import TextStateMachine
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from worker.input.prompts.answer_tags import answer_tags_of
@@ -34,35 +32,33 @@ from worker.output.calls.formats import LITERALS, READERS, read_harmony
 from worker.output.calls.parser import CallOpening, ToolCallParser, is_plain
 from worker.output.calls.source import Spelling
 from worker.output.calls.writer import CallNumbering, Reader
-from worker.output.channels import CALL, CONTENT, REASONING, Markers, Piece, signed, signs_of
+from worker.output.channels import CALL, CONTENT, REASONING, Piece
+from worker.output.markers import Markers, Transitions, TransitionScanner, signed, signs_of
 from worker.output.text import Vocabulary
 
 Edges = dict[str, list[tuple[str, str]]]
 """For each state, the markers that may occur in it and the states they lead to."""
-_SAID = frozenset([CONTENT, REASONING])
 
 
 class Format:
     """Output format of answers without tools, one per model. `is_plain`: there are no markers to parse."""
 
     def __init__(self, tokenizer: TokenizerWrapper, vocabulary: Vocabulary) -> None:
-        edges = _edges_of(tokenizer)
+        edges = edges_of(tokenizer)
         self.signs = Markers(signs_of(_special_tokens(tokenizer, vocabulary, _markers_in(edges))))
-        spelled = _spelled(edges, _names(vocabulary, self.signs))
-        self._machine = TextStateMachine(spelled)
-        self._lengths = _Lengths(spelled, tokenizer)
+        self._machine = _Machine(edges, tokenizer, _names(vocabulary, self.signs))
         self.is_plain = not edges
 
     def open(self, state: str) -> FormatReader:
         """Return a reader for one answer that begins in `state`."""
-        return FormatReader(self._machine, state, self._lengths)
+        return FormatReader(self._machine, state)
 
 
 class CallFormat:
     """Output format of answers that may call tools, one per model."""
 
     def __init__(self, tokenizer: TokenizerWrapper, vocabulary: Vocabulary) -> None:
-        edges = _edges_of(tokenizer)
+        edges = edges_of(tokenizer)
         edges.setdefault(CONTENT, [])
         literals = _markers_in(edges) | LITERALS
         special = _special_tokens(tokenizer, vocabulary, literals)
@@ -71,15 +67,13 @@ class CallFormat:
         signs = signs_of(special | own)
         self.signs = Markers(signs, {signs[token]: vocabulary.spell(token).decode() for token in own})
         names = _names(vocabulary, self.signs)
-        spelled = _spelled(edges, names)
-        self._openings = _add_openings(spelled, tokenizer, names)
+        self._openings = _add_openings(edges, tokenizer, names)
         self._spelling = Spelling(names)
-        self._machine = TextStateMachine(spelled)
-        self._lengths = _Lengths(spelled, tokenizer, self._openings)
+        self._machine = _Machine(edges, tokenizer, names, self._openings)
 
     def open(self, state: str, calls: CallNumbering) -> ToolCallParser:
         """Return a parser for one answer that begins in `state`."""
-        reading = FormatReader(self._machine, state, self._lengths)
+        reading = FormatReader(self._machine, state)
         return ToolCallParser(reading, self._openings, self._spelling, calls)
 
 
@@ -116,64 +110,57 @@ def closing_of(tokenizer: TokenizerWrapper, template: Render | None) -> tuple[in
     return (*end, *(tokenizer.encode(behind, add_special_tokens=False) if behind else ()))
 
 
-class _Lengths:
-    """Properties of a format that its readers share: markers, header states, the longest text to buffer,
-    and whether one may begin with one of `PLAIN_THOUGHTS`."""
+class _Machine:
+    """State machine of a format, its header states, and whether it may begin with one of `PLAIN_THOUGHTS`."""
 
-    def __init__(self, edges: Edges, tokenizer: TokenizerWrapper, calls: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        edges: Edges,
+        tokenizer: TokenizerWrapper,
+        names: Mapping[str, str],
+        calls: Iterable[str] = (),
+    ) -> None:
+        self.transitions = Transitions(edges, names)
         self.begins_plainly = has_plain_thoughts(tokenizer)
-        self.markers = _markers_in(edges)
-        self.held_max = max(map(len, self.markers), default=1) - 1
-        self.heads = edges.keys() - _SAID - {*calls}
-        self.free = frozenset(state for state in _SAID if not edges.get(state))
+        self.heads = edges.keys() - {CONTENT, REASONING, *calls}
 
 
-class FormatReader:
+class FormatReader(TransitionScanner):
     """`ChannelStateMachine` of an answer without tools, and `MarkerScanner` of an answer with tools."""
 
-    def __init__(self, machine: Any, state: str, lengths: _Lengths) -> None:
-        self.state = state
-        self._machine = machine
-        # Upstream's (state, node, states, buffered text).
-        self._position = machine.make_state(state)
-        self._markers = lengths.markers
-        self._held_max = lengths.held_max
-        self._heads = lengths.heads
-        self._free = lengths.free
+    def __init__(self, machine: _Machine, state: str) -> None:
+        super().__init__(machine.transitions, state)
+        self._markers = machine.transitions.markers
+        self._heads = machine.heads
         self._head = ""
         self._may_lack_head = True
-        self._may_begin = lengths.begins_plainly and state == CONTENT
+        self._may_begin = machine.begins_plainly and state == CONTENT
         self._begun = ""
 
     @property
     def holds(self) -> bool:
-        return bool(self._position[3] or self._begun)
+        return bool(self.held or self._begun)
 
     def split(self, text: str) -> list[Piece]:
-        pieces: list[Piece]
-        if self._may_begin:
-            text = self._behind_beginning(text)
-        if self.state in self._free:
-            return [(self.state, text)]
-        position, pieces = TextStateMachine.split(self._position, text)
-        if self._heads or len(position[3]) > self._held_max:
-            return self._gone_on(position, pieces)
-        self.state, self._position = position[0], position
-        return pieces
+        pieces: list[Piece] = []
+        more, rest = self.seek(text)
+        while rest is not None:
+            pieces += more
+            more, rest = self._seek(rest)
+        return pieces + more
 
-    def seek(self, text: str) -> tuple[list[Piece], str]:
-        if self._may_begin:
-            text = self._behind_beginning(text)
-        position, pieces = TextStateMachine.split(self._position, text)
-        if len(pieces) == 1:  # no marker, the common case
-            return self._gone_on(position, pieces), ""
-        said: list[Piece] = []
-        for count, character in enumerate(text, 1):
-            position, pieces = TextStateMachine.split(self._position, character)
-            said += self._gone_on(position, pieces)
-            if len(pieces) > 1:
-                return said, text[count:]
-        raise AssertionError("a marker was found in the text but not character by character")
+    def seek(self, text: str) -> tuple[list[Piece], str | None]:
+        return self._seek(self._behind_beginning(text) if self._may_begin else text)
+
+    def _seek(self, text: str) -> tuple[list[Piece], str | None]:
+        state = self.state
+        said, rest = self.scan(text)
+        self._may_lack_head = self._may_lack_head and rest is None
+        if state in self._heads:
+            self._head += said
+        if self.state not in self._heads:
+            self._head = ""
+        return [] if state in self._heads else [(state, said)], rest
 
     def _behind_beginning(self, text: str) -> str:
         """Return the text to go on with. An answer that begins with a plain marker of reasoning begins in
@@ -192,13 +179,12 @@ class FormatReader:
 
     def enter(self, state: str) -> None:
         self._may_begin, self._begun = False, ""
-        self.state = state
-        self._position = self._machine.make_state(state)
+        super().enter(state)
 
     def rest(self, *, has_ended: bool = False) -> list[Piece]:
         """Return the buffered text. A header without a marker after it is ordinary text. If the answer was
         cut in it, it is text only if there was no marker before it either."""
-        self._position, buffered, _ = TextStateMachine.flush(self._position)
+        buffered, self.held = self.held, ""
         text = self._head + self._begun
         if has_ended:
             text += buffered
@@ -215,24 +201,9 @@ class FormatReader:
                 return text[:place]
         return text
 
-    def _gone_on(self, position: Any, pieces: list[Piece]) -> list[Piece]:
-        self.state, node, states, buffered = position
-        self._may_lack_head = self._may_lack_head and len(pieces) == 1
-        if len(buffered) > self._held_max:
-            certain = len(buffered) - self._held_max
-            pieces.append((self.state, buffered[:certain]))
-            position = (self.state, node, states, buffered[certain:])
-        self._position = position
-        return self._without_heads(pieces) if self._heads else pieces
 
-    def _without_heads(self, pieces: list[Piece]) -> list[Piece]:
-        self._head += "".join(str(text) for state, text in pieces if state in self._heads)
-        if self.state not in self._heads:
-            self._head = ""
-        return [piece for piece in pieces if piece[0] not in self._heads]
-
-
-def _edges_of(tokenizer: TokenizerWrapper) -> Edges:
+def edges_of(tokenizer: TokenizerWrapper) -> Edges:
+    """Return the transitions of answers without tools, one list for each state."""
     edges: Edges = {}
 
     def add(states: Iterable[str], marker: str, then: str | None = None) -> None:
@@ -277,15 +248,6 @@ def calling_of(tokenizer: TokenizerWrapper) -> int | None:
 
 def _names(vocabulary: Vocabulary, signs: Markers) -> dict[str, str]:
     return {vocabulary.spell(token).decode(): sign for token, sign in signs.of.items()}
-
-
-def _spelled(edges: Edges, names: Mapping[str, str]) -> Edges:
-    """Return the transitions with each marker twice: made of special tokens, and as plain text, which
-    upstream accepts too."""
-    return {
-        state: [(form, then) for marker, then in leaving for form in sorted({marker, signed(marker, names)})]
-        for state, leaving in edges.items()
-    }
 
 
 def _add_openings(

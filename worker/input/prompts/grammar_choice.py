@@ -26,23 +26,24 @@ from worker.grammars.compiler import (
     GrammarError,
     GrammarTimeoutError,
 )
-from worker.grammars.guide import CALL, AnswerGrammar, CallGrammar
+from worker.grammars.guide import AnswerGrammar, CallGrammar
 from worker.grammars.references import SchemaError
 from worker.grammars.relaxation import compile_relaxed
 from worker.grammars.schema import Relaxation
 from worker.grammars.tokenizer import GrammarTokenizer
-from worker.grammars.trigger import Edges, Markup
+from worker.grammars.trigger import Markup
 from worker.input.locks import acquired
+from worker.input.prompts.format import edges_of
 from worker.input.prompts.markup import (
     HARMONY_CALL,
     HARMONY_HEAD,
     HARMONY_HEADS,
     HARMONY_THOUGHT,
     is_harmony,
-    transitions,
 )
 from worker.input.prompts.template import Render, opens_thoughts, rendered_calls, spacing_in
-from worker.output.channels import CONTENT, REASONING
+from worker.output.channels import CALL, CONTENT
+from worker.output.markers import Edges
 from worker.output.text import Vocabulary
 from worker.values import NEVER, CancelToken, Grammar
 
@@ -50,8 +51,6 @@ log = logging.getLogger(__name__)
 
 ANY_PARAMETERS = "parameters"
 """Stands in `AnswerGrammar.relaxed` for the whole schema of a tool that may be called with any object."""
-_TOOL = "tool"
-"""Upstream's name for the state within a tool call."""
 _TRIAL_SHARE = 0.5
 """Share of the time left for a grammar without which there is a simpler one."""
 _LEFT_S_MIN = 0.1
@@ -329,18 +328,12 @@ def _names(tokenizer: TokenizerWrapper, vocabulary: Vocabulary, ends: Sequence[i
 
 
 def _edges(tokenizer: TokenizerWrapper, call: str) -> Edges:
-    """Return the transitions as in `worker.input.prompts.format`, plus the marker that begins calls."""
-    edges: dict[str, list[tuple[str, str]]] = {CONTENT: []}
+    """Return the transitions of the output format, with the markers that begin calls."""
+    edges = edges_of(tokenizer)
     for state in HARMONY_HEADS if is_harmony(tokenizer) else (CONTENT,):
-        edges[state] = [(call, CALL)]
+        edges.setdefault(state, []).append((call, CALL))
     for state, leaving in tokenizer.response_transitions.items():
-        known = edges.setdefault(state, [])
-        known += [(marker, CALL if then == _TOOL else then) for marker, then in leaving]
-    if tokenizer.has_thinking:
-        edges[CONTENT].append((str(tokenizer.think_start), REASONING))
-        edges.setdefault(REASONING, []).append((str(tokenizer.think_end), CONTENT))
-    for state, marker, then in transitions(tokenizer):
-        edges.setdefault(state, []).append((marker, then))
+        edges.setdefault(state, []).extend((marker, then) for marker, then in leaving if then == CALL)
     return edges
 
 

@@ -40,8 +40,9 @@ class MarkerScanner(Protocol):
     def holds(self) -> bool:
         """Whether text is withheld that may become a marker."""
 
-    def seek(self, text: str) -> tuple[list[Piece], str]:
-        """Scan up to the first marker. Returns the certain pieces before it, and the text behind it."""
+    def seek(self, text: str) -> tuple[list[Piece], str | None]:
+        """Scan up to the first marker. Returns the certain pieces before it, and the text behind it; None:
+        there is no marker yet."""
 
     def enter(self, state: str) -> None:
         """Continue from `state`, with no text withheld."""
@@ -172,7 +173,7 @@ class ToolCallParser:
                 self._open(CallOpening("", read_bare), CONTENT)
                 return behind
         origin = seeker.state
-        said, text = seeker.seek(text)
+        said, behind_marker = seeker.seek(text)
         for state, piece in said:
             self._say(state, str(piece))
         if opening := self._openings.get(seeker.state):
@@ -181,7 +182,7 @@ class ToolCallParser:
                 self._say(origin, opening.marker)
             else:
                 self._open(opening, origin)
-        return text
+        return behind_marker or ""
 
     def _open(self, opening: CallOpening, origin: str) -> None:
         self._attempt = CallAttempt(opening, self._spelling, self._calls, origin)

@@ -4,7 +4,7 @@ A reader requests what must come next and yields until that can be decided, so i
 and not on how it was split into pieces. Text whose output has been emitted is *taken*; if the call breaks,
 the text after that point remains text.
 
-Special tokens appear in the text as signs (`worker.output.channels`), so a literal has two spellings.
+Special tokens appear in the text as signs (`worker.output.markers`), so a literal has two spellings.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import functools
 import re
 from collections.abc import Callable, Generator, Mapping
 from typing import TypeVar
+
+from worker.output.markers import Literals, signed
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
@@ -40,36 +42,15 @@ class Spelling:
 
     def __init__(self, signs: Mapping[str, str]) -> None:
         """`signs`: by the names of their special tokens."""
-        self._signs = sorted(signs.items(), key=lambda item: -len(item[0]))
+        self._signs = signs
         self.forms: Callable[[str], tuple[str, ...]] = functools.cache(self._forms)
-        self.ends: Callable[[tuple[str, ...]], EndLiterals] = functools.cache(
-            lambda literals: EndLiterals(
-                {form: literal for literal in literals for form in self.forms(literal)}
-            )
+        self.ends: Callable[[tuple[str, ...]], Literals[str]] = functools.cache(
+            lambda literals: Literals({form: literal for literal in literals for form in self.forms(literal)})
         )
 
     def _forms(self, literal: str) -> tuple[str, ...]:
-        signed = literal
-        for name, sign in self._signs:
-            signed = signed.replace(name, sign)
-        return (literal,) if signed == literal else (signed, literal)
-
-
-class EndLiterals:
-    """Search for the first of several literals."""
-
-    def __init__(self, literals: Mapping[str, str]) -> None:
-        """`literals`: each spelling, with its literal."""
-        self.literals = literals
-        self.pattern = re.compile("|".join(map(re.escape, literals)))
-        self._held_max = max(map(len, literals)) - 1
-
-    def hold(self, text: str) -> int:
-        """Return how many characters at the end of `text` may be the beginning of a literal."""
-        for length in range(min(self._held_max, len(text)), 0, -1):
-            if any(form.startswith(text[-length:]) for form in self.literals):
-                return length
-        return 0
+        form = signed(literal, self._signs)
+        return (literal,) if form == literal else (form, literal)
 
 
 class CallSource:
@@ -237,7 +218,7 @@ class CallSource:
             if found is not None:
                 text = self._text[self._at : found.start()]
                 self._ended_at, self._at = found.span()
-                return text, ends.literals[found[0]]
+                return text, ends.values[found[0]]
             rest = self._text[self._at :]
             if certain := len(rest) - ends.hold(rest):
                 self._at += certain
