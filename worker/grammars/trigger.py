@@ -8,7 +8,7 @@ from __future__ import annotations
 import codecs
 
 from worker.grammars.tokenizer import GrammarTokenizer
-from worker.output.markers import Edges, Transitions, TransitionScanner, signs_of
+from worker.output.channels import Edges, Transitions, TransitionScanner, signs_of
 
 
 class Markup:

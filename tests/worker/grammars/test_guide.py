@@ -17,8 +17,7 @@ from worker.grammars.calls import CallForm, CallsGrammar, ToolSchema
 from worker.grammars.guide import AnswerGrammar, CallGrammar
 from worker.grammars.response_formats import grammar_of
 from worker.grammars.trigger import Markup
-from worker.output.channels import CALL, CONTENT, REASONING
-from worker.output.markers import Edges
+from worker.output.channels import CALL, CONTENT, REASONING, Edges
 from worker.values import Grammar, Guide, GuideError
 
 EDGES: Edges = {CONTENT: [("<think>", REASONING), ("<tool_call>", CALL)], REASONING: [("</think>", CONTENT)]}

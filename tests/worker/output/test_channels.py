@@ -19,8 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from tests.worker.output.calls.parsed_answers import bare_tokenizer
 from worker.input.prompts.format import Format
 from worker.interfaces import OutputProcessor
-from worker.output.channels import CONTENT, REASONING, ChannelProcessor
-from worker.output.markers import SIGNS_MAX, signs_of
+from worker.output.channels import CONTENT, REASONING, SIGNS_MAX, ChannelProcessor, signs_of
 from worker.output.text import Vocabulary
 from worker.values import OutputDelta
 

@@ -32,8 +32,17 @@ from worker.output.calls.formats import LITERALS, READERS, read_harmony
 from worker.output.calls.parser import CallOpening, ToolCallParser, is_plain
 from worker.output.calls.source import Spelling
 from worker.output.calls.writer import CallNumbering, Reader
-from worker.output.channels import CALL, CONTENT, REASONING, Piece
-from worker.output.markers import Markers, Transitions, TransitionScanner, signed, signs_of
+from worker.output.channels import (
+    CALL,
+    CONTENT,
+    REASONING,
+    Markers,
+    Piece,
+    Transitions,
+    TransitionScanner,
+    signed,
+    signs_of,
+)
 from worker.output.text import Vocabulary
 
 Edges = dict[str, list[tuple[str, str]]]

@@ -42,8 +42,7 @@ from worker.input.prompts.markup import (
     is_harmony,
 )
 from worker.input.prompts.template import Render, opens_thoughts, rendered_calls, spacing_in
-from worker.output.channels import CALL, CONTENT
-from worker.output.markers import Edges
+from worker.output.channels import CALL, CONTENT, Edges
 from worker.output.text import Vocabulary
 from worker.values import NEVER, CancelToken, Grammar
 

@@ -4,7 +4,7 @@ A reader requests what must come next and yields until that can be decided, so i
 and not on how it was split into pieces. Text whose output has been emitted is *taken*; if the call breaks,
 the text after that point remains text.
 
-Special tokens appear in the text as signs (`worker.output.markers`), so a literal has two spellings.
+Special tokens appear in the text as signs (`worker.output.channels`), so a literal has two spellings.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Generator, Mapping
 from typing import TypeVar
 
-from worker.output.markers import Literals, signed
+from worker.output.channels import Literals, signed
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
