@@ -6,15 +6,12 @@ others allow nothing, so they become `false`, of which llguidance takes account 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from worker.grammars.references import Schema, SchemaError, entries, items, looked_up, nodes
 
 PASSES_MAX = 20
 """Maximum number of passes over the references. After them, those that are left count as finite."""
-PARTS_MAX = 16
-"""Maximum number of schemas that are regarded together as one by `allOf`."""
 _DEPTH_MAX = 300
 _CONSTANTS = ("enum", "const", "default", "examples")
 
@@ -61,7 +58,8 @@ class _FiniteValues:
     def _exists(self, schema: Schema) -> bool:
         if not schema.keys().isdisjoint(("const", "enum")):
             return True
-        target = self._target(schema, True)
+        reference = schema.get("$ref")
+        target = self._targets.get(reference, True) if isinstance(reference, str) else True
         if target is False or (isinstance(target, dict) and id(target) not in self._finite):
             return False
         if not all(map(self.exists, items(schema.get("allOf")))):
@@ -69,50 +67,25 @@ class _FiniteValues:
         choices = [items(schema.get(key)) for key in ("anyOf", "oneOf")]
         if not all(any(map(self.exists, options)) for options in choices if options):
             return False
-        parts = self._parts(schema)
-        kinds = [{*map(str, items(part["type"]) or [part["type"]])} for part in parts if "type" in part]
-        kind = set.intersection(*kinds) if kinds else {"null"}
-        if not kind or kind - {"array", "object"}:
+        kinds = {*map(str, items(schema.get("type")) or [schema.get("type")])}
+        if kinds - {"array", "object"}:
             return True
-        return ("object" in kind and self._object(parts)) or ("array" in kind and self._array(parts))
+        return ("object" in kinds and self._object(schema)) or ("array" in kinds and self._array(schema))
 
-    def _target(self, schema: Mapping[str, Any], otherwise: object) -> object:
-        reference = schema.get("$ref")
-        return self._targets.get(reference, otherwise) if isinstance(reference, str) else otherwise
+    def _object(self, schema: Schema) -> bool:
+        listed, others = entries(schema.get("properties")), schema.get("additionalProperties", True)
+        matched = entries(schema.get("patternProperties"))
+        if required := items(schema.get("required")):
+            free = True if matched else others  # a pattern may match the name
+            return all(self.exists(listed.get(str(name), free)) for name in required)
+        members = [*listed.values(), *matched.values(), others]
+        return not schema.get("minProperties") or any(map(self.exists, members))
 
-    def _parts(self, schema: Schema) -> list[Mapping[str, Any]]:
-        """Return a schema and those that its values must satisfy too."""
-        found = [schema, *map(entries, items(schema.get("allOf")))]
-        targets = [self._target(part, None) for part in found]
-        return [part for part in (*found, *targets)[:PARTS_MAX] if isinstance(part, dict)]
-
-    def _object(self, parts: Sequence[Mapping[str, Any]]) -> bool:
-        required = [name for part in parts for name in items(part.get("required")) if isinstance(name, str)]
-        if required:
-            return all(self.exists(_member(part, name)) for name in required for part in parts)
-        return all(any(map(self.exists, _members(part))) for part in parts if part.get("minProperties"))
-
-    def _array(self, parts: Sequence[Mapping[str, Any]]) -> bool:
-        counts = [part.get("minItems", 0) for part in parts]
-        fewest = max(count for count in counts if isinstance(count, int))
-        for part in parts:
-            listed = items(part.get("prefixItems")) or items(part.get("items"))
-            others = part.get("additionalItems" if isinstance(part.get("items"), list) else "items", True)
-            needed = listed[:fewest] + ([others] if fewest > len(listed) else [])
-            if not all(map(self.exists, needed)):
-                return False
-        return True
-
-
-def _member(part: Mapping[str, Any], name: str) -> object:
-    """Return the schema of a member; an empty one where a pattern may match its name."""
-    listed = entries(part.get("properties"))
-    return listed.get(name, True if "patternProperties" in part else part.get("additionalProperties", True))
-
-
-def _members(part: Mapping[str, Any]) -> list[object]:
-    named = [*entries(part.get("properties")).values(), *entries(part.get("patternProperties")).values()]
-    return [*named, part.get("additionalProperties", True)]
+    def _array(self, schema: Schema) -> bool:
+        fewest = schema.get("minItems", 0)
+        listed = items(schema.get("prefixItems")) or items(schema.get("items"))
+        others = schema.get("additionalItems" if isinstance(schema.get("items"), list) else "items", True)
+        return all(map(self.exists, listed[:fewest] + ([others] if fewest > len(listed) else [])))
 
 
 def _pruned(node: Any, endless: frozenset[str], depth: int) -> Any:

@@ -140,7 +140,6 @@ ENDLESS: list[dict[str, Any]] = [
     {"type": "array", "items": {"$ref": "#"}, "minItems": 1},
     {"type": "object", "additionalProperties": {"$ref": "#"}, "minProperties": 1},
     CHILD | {"$defs": {"x": {"anyOf": [{"$ref": "#/$defs/x"}, CHILD]}}},
-    CHILD | {"required": [], "allOf": [{"required": ["a"]}], "$defs": {"x": {"$ref": "#"}}},
 ]
 
 
