@@ -25,7 +25,7 @@ BYTES_MAX = 2**40
 
 def load(folder: Path, draft: Path | None = None) -> Model:
     """Load and warm up the model in `folder`, and its draft model, as a worker does."""
-    loader = ModelLoader(str(folder), draft_model=str(draft) if draft else None, use_mtp=True)
+    loader = ModelLoader(str(folder), draft_model=str(draft) if draft else None, speculation="auto")
     model = loader.load(lambda done, total: None)
     assert isinstance(model, Model)
     return model

@@ -100,7 +100,7 @@ def _run_alone(configured: WorkerSettings, timer: StartupTimer) -> int:
         text_only=configured.text_only,
         parsers=NamedParsers(configured.tool_call_parser, configured.reasoning_parser),
         draft_model=configured.draft_model,
-        use_mtp=configured.speculation == "auto",
+        speculation=configured.speculation,
         measurement="exact" if configured.exact else "load",
         adapters=[pair for word in configured.adapters if (pair := split_setting(word)) is not None],
         kv_quantization=kv_quantization_of(configured),

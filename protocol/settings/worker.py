@@ -107,7 +107,7 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, rename=public_name, omit
         Literal["auto", "off"] | None,
         Meta(
             description="speculative decoding: auto (whenever it is faster) or off (default: auto with a"
-            " draft model, else off)"
+            " draft model or multi-token-prediction layers, else off)"
         ),
     ] = None
     draft_model: Annotated[

@@ -29,7 +29,7 @@ STREAMS = len(FIELDS)
 def start(system: System, model: str) -> None:
     """Start a worker that speculates in every step, with the model as its own draft model or by its heads."""
     folder = str(model_folder(model))
-    drafting = ["--speculation", "auto"] if model == HEADS else ["--draft-model", folder]
+    drafting = [] if model == HEADS else ["--draft-model", folder]
     system.start_ready_worker("--model", folder, *drafting, "--prefix-cache-disk", "0", module="tests.eager")
 
 

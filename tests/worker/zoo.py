@@ -356,7 +356,6 @@ def load(
     architecture: str,
     draft: str | None = None,
     *,
-    use_mtp: bool = False,
     kv_quantization: KVQuantization | None = None,
 ) -> Model:
     """Load an architecture's tiny model by the worker's own loader, with that of `draft` as its draft
@@ -366,7 +365,6 @@ def load(
     loader = ModelLoader(
         str(_folder(architecture)),
         draft_model=str(model_folder(draft)) if draft else None,
-        use_mtp=use_mtp,
         kv_quantization=kv_quantization,
         probe_cache_folder=Process.cache,
     )

@@ -232,8 +232,7 @@ def _thinning(settings: WorkerSettings, model: Model) -> SparsePrefillQueue:
 
 
 def _drafting(settings: WorkerSettings, model: Model) -> Speculation:
-    # Naming a draft model enables speculation.
-    wish = settings.speculation or ("auto" if settings.draft_model else "off")
+    wish = settings.speculation or ("auto" if model.engine.drafter else "off")
     return Speculation(
         is_on=wish == "auto",
         drafter=model.engine.drafter,

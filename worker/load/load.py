@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -70,7 +70,7 @@ class ModelLoader:
         parsers: NamedParsers = RECOGNIZED,
         stands_in: bool = False,
         draft_model: str | None = None,
-        use_mtp: bool = False,
+        speculation: Literal["auto", "off"] | None = None,
         measurement: Measurement = "load",
         adapters: Sequence[tuple[str, Path]] = (),
         kv_quantization: KVQuantization | None = None,
@@ -81,8 +81,8 @@ class ModelLoader:
         """`model`: folder or id; None: the embedded one. `served_name`: its name for clients; None: its own.
         `task`: overrides the detected task. `text_only`: serve a vision model without images. `parsers`: the
         formats of its output, if named. `stands_in`: it replaces another model, so its plan gets a name.
-        `draft_model`: folder or id of a draft model. `use_mtp`: without one, use the model's own MTP layers,
-        if any. `measurement`: what to measure of the exactness of batched passes.
+        `draft_model`: folder or id of a draft model; without one, the model's own MTP layers draft, if any,
+        unless `speculation` is off. `measurement`: what to measure of the exactness of batched passes.
         `adapters`: names and folders. `kv_quantization`: how its KV caches are quantized; None: not.
         `experts_memory`: bytes of experts in memory; the others are read from disk when needed.
         `memory_limit_bytes`: replaces the machine's memory; `memory_headroom`: share of it to keep free.
@@ -96,7 +96,7 @@ class ModelLoader:
         self._plan = f"{name_of(model)}, one process alone" if stands_in else ""
         self._memory_fit = MemoryFit(self.name, memory_headroom, memory_limit_bytes, memory_budget, wired)
         self._draft_model = draft_model
-        self._use_mtp = use_mtp
+        self._speculation = speculation
         self._measurement = measurement
         self._adapters = adapters
         self._kv_quantization = kv_quantization
@@ -376,7 +376,7 @@ class ModelLoader:
         timer.lap("tokenizer")
         warm_up(model.engine, rows=2)
         model, can_verify = self._compared(model, network, folder)
-        if can_verify and (self._draft or self._use_mtp):
+        if can_verify and (self._speculation or ("auto" if model.engine.drafter else "off")) == "auto":
             model = replace(model, position_cost=position_cost(model.engine))
         timer.lap("warm-up")
         return self._with_adapters(model)
@@ -428,9 +428,10 @@ class ModelLoader:
         drafter: DraftProposer | None = None
         if self._draft is not None:
             drafter = load_separate_layers(self._draft, network)
-        elif self._use_mtp and self._experts is None:
+        elif self._speculation != "off" and self._experts is None:
             drafter = load_own_layers(folder, network, self.name)
-        self._timer.lap("prediction layers")
+        if drafter is not None:
+            self._timer.lap("prediction layers")
         return drafter
 
     def _encoding(self, folder: Path, config: ModelConfig, task: Task, progress: Progress) -> EmbeddingModel:

@@ -97,7 +97,7 @@ def test_rows_that_are_fed_drafts_say_what_they_say_alone(
     architecture: str, draft: str | None, seed: int, oracle: Oracle
 ) -> None:
     use_mtp = architecture == HEADS
-    model = load(architecture, None if use_mtp else draft, use_mtp=use_mtp)
+    model = load(architecture, None if use_mtp else draft)
     assert (model.engine.drafter is not None) == (draft is not None)
     assert isinstance(model.engine.drafter, HiddenStateProposer) or not use_mtp
     is_whole = draft is not None

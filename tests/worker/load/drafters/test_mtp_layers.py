@@ -7,8 +7,10 @@ import random
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import mlx.core as mx
+import pytest
 
 from tests.models.fixtures import model_folder
 from tests.models.mtp_models import HEADS, make_unfitted_heads
@@ -27,7 +29,7 @@ def test_layers_of_a_model_that_sees_guess_for_rows_of_text(tmp_path: Path) -> N
     folder = tmp_path / "model"
     shutil.copytree(model_folder(EYES), folder)
     make_unfitted_heads(folder)
-    model = ModelLoader(str(folder), use_mtp=True).load(nothing)
+    model = ModelLoader(str(folder)).load(nothing)
     assert isinstance(model, Model)
     assert model.info.capabilities.images
     heads = model.engine.drafter
@@ -84,3 +86,27 @@ def test_layers_of_another_width_are_refused(tmp_path: Path) -> None:
     config["text_config"]["hidden_size"] *= 2
     path.write_text(json.dumps(config))
     assert "do not fit the model" in failure(model_folder("hybrid"), draft_model=str(tmp_path))
+
+
+def test_a_model_whose_layers_do_not_load_is_served_without_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(model_folder(HEADS), folder)
+    weights = mx.load(str(folder / "model.safetensors"))
+    cut = {name: each[:1] if name == "mtp.fc.weight" else each for name, each in weights.items()}
+    mx.save_safetensors(str(folder / "model.safetensors"), cut, metadata={"format": "mlx"})
+    model = ModelLoader(str(folder)).load(nothing)
+    assert isinstance(model, Model)
+    assert model.engine.drafter is None
+    assert "its multi-token prediction layers are not used" in caplog.text
+
+
+@pytest.mark.parametrize(("name", "speculation"), [("hybrid", None), (HEADS, "off")])
+def test_nothing_drafts_without_layers_or_when_it_is_off(
+    name: str, speculation: Literal["auto", "off"] | None
+) -> None:
+    model = ModelLoader(str(model_folder(name)), speculation=speculation).load(nothing)
+    assert isinstance(model, Model)
+    assert model.engine.drafter is None
+    assert model.position_cost is None
