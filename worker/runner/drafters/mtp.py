@@ -8,7 +8,7 @@ anew, and draft slightly worse.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import mlx.core as mx
@@ -62,30 +62,58 @@ class MtpNetwork:
 
 @dataclass(slots=True)
 class HiddenStateBuffer:
-    """The buffered hidden states from position `first` on, in parts, [tokens, width] each."""
+    """Hidden states of a row from position `first` on, in parts: each an array, [rows, tokens, width], the
+    row's index in it, and the tokens from and to which they are the row's. They are sliced when they are
+    read, because most never are."""
 
     first: int
-    parts: list[mx.array] = field(default_factory=list)
+    parts: list[tuple[mx.array, int, int, int]] = field(default_factory=list)
     count: int = 0
 
     @property
     def end(self) -> int:
         return self.first + self.count
 
-    def add(self, part: mx.array) -> None:
-        self.parts.append(part)
-        self.count += part.shape[0]
+    def add(self, states: mx.array, index: int, begin: int, end: int) -> None:
+        self.parts.append((states, index, begin, end))
+        self.count += end - begin
 
     def take(self, count: int) -> mx.array:
         """Remove and return the first `count` hidden states, [count, width]."""
-        whole = mx.concatenate(self.parts)
+        whole = mx.concatenate([states[index, begin:end] for states, index, begin, end in self.parts])
+        left = self.count - count
         # A slice would keep all of it alive.
-        self.parts = [mx.take(whole, mx.arange(count, self.count), axis=0)] if count < self.count else []
-        self.first, self.count = self.first + count, self.count - count
+        rest = mx.take(whole, mx.arange(count, self.count), axis=0)[None] if left else None
+        self.parts = [] if rest is None else [(rest, 0, 0, left)]
+        self.first, self.count = self.first + count, left
         return whole[:count]
 
-    def copy(self) -> HiddenStateBuffer:
-        return HiddenStateBuffer(self.first, list(self.parts), self.count)
+    def forget(self, count: int) -> None:
+        """Remove the first `count` hidden states."""
+        self.first, self.count = self.first + count, self.count - count
+        gone = 0
+        for _, _, begin, end in self.parts:
+            if count < end - begin:
+                break
+            gone, count = gone + 1, count - (end - begin)
+        del self.parts[:gone]
+        if count:
+            states, index, begin, end = self.parts[0]
+            rest = mx.contiguous(states[index, begin + count : end])[None]
+            mx.eval(rest)  # releases the rest
+            self.parts[0] = rest, 0, 0, end - begin - count
+
+
+@dataclass(slots=True)
+class MtpRow:
+    """A row of the layers."""
+
+    end: int = 0
+    """Position behind the last token that the model has run, or that was skipped."""
+    heard: HiddenStateBuffer | None = None
+    """Hidden states that the layers have not read; None: the model has run nothing since it was skipped."""
+    is_read: bool = False
+    """Whether the layers have read some since the buffer began."""
 
 
 class HiddenStateProposer:
@@ -97,10 +125,7 @@ class HiddenStateProposer:
         self._layers = network
         self._tap = tap
         self._draft_batches = DraftBatches(network, network.fresh)
-        self._pending_states: dict[str, HiddenStateBuffer] = {}
-        self._bases: dict[str, int] = {}
-        """Position of the first hidden state that the layers read, by row."""
-        self._ends: dict[str, int] = {}
+        self._rows: dict[str, MtpRow] = {}
         self._width, self._value_bytes = tap.last.shape[-1], tap.last.dtype.size
 
     # --- HiddenStateSink ---
@@ -108,84 +133,83 @@ class HiddenStateProposer:
     def on_hidden_states(
         self, rows: Sequence[str], counts: Sequence[int], firsts: Sequence[int] | None = None
     ) -> None:
-        firsts = [self._ends.get(row, 0) for row in rows] if firsts is None else firsts
         states = self._tap.last
-        for place, (row, count, first) in enumerate(zip(rows, counts, firsts, strict=True)):
-            self._on_hidden_states(row, states[place, :count], first)
+        for index, (name, count) in enumerate(zip(rows, counts, strict=True)):
+            row = self._row(name)
+            first = row.end if firsts is None else firsts[index]
+            row.end = first + count
+            if row.heard is None or first > row.heard.end:
+                self._begin(name, row, first)
+            assert row.heard is not None
+            if row.end > row.heard.end:
+                row.heard.add(states, index, row.heard.end - first, count)
+            if row.heard.count > 2 * PENDING_TOKENS_MAX:
+                row.heard.forget(row.heard.count - PENDING_TOKENS_MAX)
+                self._draft_batches.drop(name)
+                row.is_read = False
 
-    def _on_hidden_states(self, row: str, states: mx.array, first: int) -> None:
-        self._ends[row] = first + states.shape[0]
-        heard = self._pending_states.get(row)
-        if heard is None or first > heard.end:
-            heard = self._begin(row, HiddenStateBuffer(first))
-        if self._ends[row] > heard.end:
-            heard.add(states[heard.end - first :])
-        if heard.count > 2 * PENDING_TOKENS_MAX:
-            heard.take(heard.count - PENDING_TOKENS_MAX)
-            mx.eval(heard.parts)  # releases the rest
-            self._begin(row, heard)
+    def _row(self, name: str) -> MtpRow:
+        return self._rows.setdefault(name, MtpRow())
 
-    def _begin(self, row: str, heard: HiddenStateBuffer) -> HiddenStateBuffer:
-        """Start the row anew with the buffer `heard`: discard the layers' caches."""
-        self._draft_batches.drop(row)
-        self._bases.pop(row, None)
-        self._pending_states[row] = heard
-        return heard
+    def _begin(self, name: str, row: MtpRow, first: int) -> None:
+        """Start the row anew at position `first`: discard the layers' caches."""
+        self._draft_batches.drop(name)
+        row.heard, row.is_read = HiddenStateBuffer(first), False
 
     def skip(self, row: str, count: int) -> None:
-        self._ends[row] = self._ends.get(row, 0) + count
+        self._row(row).end += count
 
     def copy(self, row: str, copy: str) -> None:
-        if row in self._ends:
-            self._ends[copy] = self._ends[row]
-        if row in self._pending_states and row not in self._bases:
-            self._pending_states[copy] = self._pending_states[row].copy()
+        if row in self._rows:
+            own = self._rows[row]
+            heard = None if own.heard is None or own.is_read else replace(own.heard, parts=[*own.heard.parts])
+            self._rows[copy] = MtpRow(own.end, heard)
 
     # --- DraftProposer ---
 
     def knows(self, row: str) -> bool:
-        return row in self._pending_states
+        return self._heard(row) is not None
+
+    def _heard(self, row: str) -> HiddenStateBuffer | None:
+        return self._rows[row].heard if row in self._rows else None
 
     def length(self, row: str) -> int:
         """Return one more than the buffer's start: a token is read with the hidden state before it."""
-        return self._pending_states[row].first + 1 if row in self._pending_states else 0
+        heard = self._heard(row)
+        return 0 if heard is None else heard.first + 1
 
     def read(self, row: str, tokens: Sequence[int]) -> None:
-        if self._pending_states[row].count < len(tokens):
-            self._begin(
-                row, HiddenStateBuffer(self._pending_states[row].end)
-            )  # a gap: wait for new hidden states
-            return
-        self._draft_batches.read(row, tokens, self._taken(row, len(tokens)))
+        heard = self._heard(row)
+        assert heard is not None, "the row is known"
+        if heard.count < len(tokens):
+            self._begin(row, self._rows[row], heard.end)  # a gap: wait for new hidden states
+        else:
+            self._draft_batches.read(row, tokens, self._taken(row, heard, len(tokens)))
 
     def draft(self, new_tokens: Mapping[str, Sequence[int]], count: int) -> Mapping[str, Sequence[int]]:
-        known = {
-            row: tokens
-            for row, tokens in new_tokens.items()
-            if self._pending_states[row].count >= len(tokens)
-        }
-        heard = {row: self._taken(row, len(tokens)) for row, tokens in known.items()}
-        return self._draft_batches.draft(known, count, heard) if known else {}
+        known, states = {}, {}
+        for row, tokens in new_tokens.items():
+            heard = self._heard(row)
+            if heard is not None and heard.count >= len(tokens):
+                known[row], states[row] = tokens, self._taken(row, heard, len(tokens))
+        return self._draft_batches.draft(known, count, states) if known else {}
 
-    def _taken(self, row: str, count: int) -> mx.array:
-        heard = self._pending_states[row]
-        if row not in self._bases:
-            self._bases[row] = heard.first
+    def _taken(self, row: str, heard: HiddenStateBuffer, count: int) -> mx.array:
+        if not self._rows[row].is_read:
+            self._rows[row].is_read = True
             self._draft_batches.begin(row, heard.first)
         return heard.take(count)
 
     def drop(self, row: str) -> None:
         self._draft_batches.drop(row)
-        for known in (self._pending_states, self._bases, self._ends):
-            known.pop(row, None)
+        self._rows.pop(row, None)
 
     def reset(self) -> None:
         self._draft_batches.clear()
-        for known in (self._pending_states, self._bases, self._ends):
-            known.clear()
+        self._rows.clear()
 
     def cache_bytes(self) -> int:
-        kept = sum(heard.count for heard in self._pending_states.values())
+        kept = sum(row.heard.count for row in self._rows.values() if row.heard is not None)
         return self._draft_batches.nbytes + kept * self._width * self._value_bytes
 
     def row_bytes(self, tokens: int) -> int:
