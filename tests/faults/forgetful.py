@@ -31,7 +31,7 @@ class LosesRows(Scheduler):
     def add(self, *args: Any, **options: Any) -> Row:
         row = super().add(*args, **options)
         if _is_forgotten(row):
-            del self._in[row.phase][row.id]
+            del self._in[row.phase][row]
         return row
 
 

@@ -42,7 +42,7 @@ from worker.core.commands import (
 from worker.core.failures import Failures, engine_error
 from worker.core.prefix.store import PrefixStore
 from worker.core.publisher import TOLD_EVERY_S, Counters, Publisher
-from worker.core.request_output import RequestOutput
+from worker.core.request_output import gain, replay, status_of
 from worker.core.row_inputs import drop_rows, last_tokens, set_inputs
 from worker.core.rows import Chunk, EncodeImage, Group, Phase, Row
 from worker.core.scheduler import Scheduler
@@ -63,7 +63,7 @@ PAUSE_S = 0.05
 class RowEnd(NamedTuple):
     """A row that is complete. `is_clean`: its caches hold its answer and nothing else."""
 
-    id: str
+    row: Row
     reason: str
     is_clean: bool = True
 
@@ -90,7 +90,6 @@ class Loop:
     _adapters: AdapterChanges = field(init=False)
     _has_worked: bool = True
     """Whether the last step ran something."""
-    _answers: dict[str, RequestOutput] = field(default_factory=dict)
     _failures: Failures = field(default_factory=Failures)
     _published_at: float = -math.inf
 
@@ -103,7 +102,7 @@ class Loop:
         """Run until `Stop`. Raises `EngineKeepsFailing`, `RowStarved` and `DeviceError`."""
         self._count()  # report the model's memory before the first request
         while self._take_commands():
-            if self._answers:
+            if len(self.scheduler):
                 self._turn()
             self._count()
 
@@ -118,7 +117,7 @@ class Loop:
 
     def _take_commands(self) -> bool:
         """Handle all queued commands; wait for one when idle. Return False on `Stop`."""
-        was_idle = not self._answers
+        was_idle = not len(self.scheduler)
         is_clogged = self.publisher.backlog() >= OUTBOX_MESSAGES_MAX
         wait_s = None if was_idle else PAUSE_S if is_clogged or not self._has_worked else 0.0
         window_ends: float | None = None
@@ -155,8 +154,8 @@ class Loop:
     def _tend_store(self, command: Fetched | Written | DiskSpace | ClearPrefixes) -> None:
         match command:
             case Fetched(records) if self.store:
-                for id in self.store.fetched(records, self.clock()):
-                    self.scheduler.release(id)
+                for row in self.store.fetched(records, self.clock()):
+                    row.is_blocked = False
             case Written(digest, file_bytes) if self.store:
                 self.store.written(digest, file_bytes)
             case DiskSpace() if self.store:
@@ -177,9 +176,9 @@ class Loop:
             self._adapters.require(request)
             output_processor = self.model.open_output_processor(request)
             row = self.scheduler.add(request, now)
+            row.output_processor = output_processor
             self.sparse_prefill.hold(row)
-            answer = self._answers[request.id] = RequestOutput(row, output_processor, submitted_at=now)
-            ended = answer.replay()
+            ended = replay(row)
         except RequestError as error:
             self._fail_row(request.id, error)
         except Exception as error:  # the request boundary
@@ -187,21 +186,23 @@ class Loop:
             self._fail_row(request.id, engine_error(error))
         else:
             if ended is not None:
-                self._finish(RowEnd(request.id, ended))
+                self._finish(RowEnd(row, ended))
             elif self.store:
                 self.store.fetch(row, now)
 
     def _leave(self, id: str, *, is_stored: bool = True) -> None:
         """Free a row. This is the only place that does."""
         row = self.scheduler.drop(id)
-        if self.store and row is not None:
-            self.store.drop(id)
-            if is_stored:
+        if row is not None:
+            self._end_row_waits(row)
+            if self.store and is_stored:
                 self.store.store_ended_row(row)
         self.model.engine.drop(id)
-        self.drafting.drop(id)
-        self.sparse_prefill.drop(id)
-        self._answers.pop(id, None)
+
+    def _end_row_waits(self, row: Row) -> None:
+        if self.store:
+            self.store.drop(row)
+        self.sparse_prefill.drop(row)
 
     # --- steps ---
 
@@ -239,18 +240,20 @@ class Loop:
         """Fail rows whose deadline has passed, and release rows that have waited too long for the disk."""
         for row in self.scheduler.overdue(now):
             self._fail_row(row.id, RequestError(Code.DEADLINE_EXCEEDED))
-        for id in self.store.overdue(now) if self.store else ():
-            log.warning("%s: no reply from the disk prefix cache, computing the prefix", id, extra=about(id))
-            self.scheduler.release(id)
+        for row in self.store.overdue(now) if self.store else ():
+            log.warning(
+                "%s: no reply from the disk prefix cache, computing the prefix", row.id, extra=about(row.id)
+            )
+            row.is_blocked = False
 
     def _check_progress(self, now: float) -> None:
         """Restart starved rows."""
         if not self.watch.is_due(now):
             return
-        rows = (answer.row for answer in self._answers.values())
-        states = map(watched, rows)
+        states = map(watched, self.scheduler)
         for id in self.watch.check(states, now, has_room=self.scheduler.has_room(self.counters.cache_bytes)):
-            self._restart(self._answers[id].row)
+            if row := self.scheduler.get(id):
+                self._restart(row)
 
     def _restart(self, row: Row) -> None:
         """End all waits of a starved row and requeue it. Raises `RowStarved` if it was restarted before."""
@@ -258,9 +261,7 @@ class Loop:
         self.counters.starved += 1
         if row.restarts:
             raise RowStarved(f"{row.id} made no progress after it was restarted: {describe(row)}")
-        if self.store:
-            self.store.drop(row.id)
-        self.sparse_prefill.drop(row.id)
+        self._end_row_waits(row)
         self.model.engine.drop(row.id)
         self.scheduler.restart(row)
 
@@ -274,8 +275,7 @@ class Loop:
         # A step without tokens has only started the pipeline.
         now = self.clock()
         self.scheduler.on_step_end(now, decoded=True if step.tokens else None)
-        for id, tried in self.drafting.learn(step, now).items():
-            self._answers[id].tried(*tried)
+        self.drafting.learn(step, now)
         self._hand_out(step)
 
     def _hand_out(self, step: StepOutput) -> None:
@@ -291,13 +291,13 @@ class Loop:
         ends: list[RowEnd] = []
         likelihoods, now, shape = step.likelihoods, self.clock(), self.model.engine.shape
         for id, token in step.tokens.items():
-            answer = self._answers.get(id)
-            if answer is None:
+            row = self.scheduler.get(id)
+            if row is None:
                 continue
             try:
                 run = (SampledToken(token, likelihoods.get(id)), *step.further.get(id, ()))
-                answer.first_token_at = answer.first_token_at or now
-                delta, reason = answer.gain(run, partial(self.scheduler.answered, answer.row))
+                row.first_token_at = row.first_token_at or now
+                delta, reason = gain(row, run, partial(self.scheduler.answered, row))
             except Exception as error:  # the request boundary
                 log.exception("%s: output failed", id, extra=about(id))
                 self._fail_row(id, engine_error(error))
@@ -306,7 +306,7 @@ class Loop:
             if reason is not None:
                 # Tokens sampled after the end are in the recurrent states, and cannot be removed from them.
                 is_clean = len(delta.tokens) == len(run) or not (shape and shape.has_states)
-                ends.append(RowEnd(id, reason, is_clean))
+                ends.append(RowEnd(row, reason, is_clean))
         if deltas:
             self.publisher.events(deltas)
         self._finish(*ends)
@@ -328,7 +328,7 @@ class Loop:
         row = self.sparse_prefill.first
         try:
             if self.sparse_prefill.read(row, self.clock, decode_s):
-                self.scheduler.release(row.id)
+                row.is_blocked = False
         except Exception as error:  # the request boundary
             log.exception("%s: importance scoring failed", row.id, extra=about(row.id))
             self._fail_row(row.id, engine_error(error))
@@ -339,8 +339,7 @@ class Loop:
         now = self.clock()
         self.drafting.interrupt()
         for chunk in group:
-            answer = self._answers[chunk.row.id]
-            answer.prefill_at = answer.prefill_at or now
+            chunk.row.prefill_at = chunk.row.prefill_at or now
         chunks = {chunk.row.id: chunk.tokens for chunk in group if chunk.tokens}
         last = last_tokens(self.model.engine, group, is_stored=bool(self.store))
         found: Mapping[str, Sequence[Logprob]] = {}
@@ -373,7 +372,7 @@ class Loop:
         known = prompt_logprobs.logprobs_of(row, likelihoods)
         for other in self.scheduler.relatives(row):
             try:
-                parts = list(prompt_logprobs.parts_of(self._answers[other.id], known))
+                parts = list(prompt_logprobs.parts_of(other, known))
             except Exception as error:  # the request boundary
                 log.exception("%s: output failed", other.id, extra=about(other.id))
                 self._fail_row(other.id, engine_error(error))
@@ -421,7 +420,7 @@ class Loop:
             if self.scheduler.get(row.id) is None:
                 continue  # the row has failed meanwhile
             if row.request.max_tokens == 0:
-                self._finish(RowEnd(row.id, "length"))
+                self._finish(RowEnd(row, "length"))
                 continue
             try:
                 if row is not chunk.row:
@@ -432,9 +431,8 @@ class Loop:
                 self._fail_prefill(row, error)
                 continue
             self.scheduler.started(row, sampled=len(first.tokens))
-            answer = self._answers[row.id]
-            answer.decode_at = answer.decode_at or self.clock()
-            answer.prefill_at = answer.prefill_at or answer.decode_at
+            row.decode_at = row.decode_at or self.clock()
+            row.prefill_at = row.prefill_at or row.decode_at
             self._hand_out(first)
 
     # --- ends ---
@@ -442,9 +440,9 @@ class Loop:
     def _finish(self, *ends: RowEnd) -> None:
         """Publish that rows are complete, then store and free them, for which no client waits."""
         for end in ends:
-            self.publisher.finished(self._answers[end.id], end.reason, self.clock())
+            self.publisher.finished(end.row, end.reason, self.clock())
         for end in ends:
-            self._leave(end.id, is_stored=end.is_clean)
+            self._leave(end.row.id, is_stored=end.is_clean)
 
     def _fail_row(self, id: str, error: RequestError) -> None:
         self._leave(id, is_stored=False)
@@ -476,9 +474,7 @@ class Loop:
         if not len(self.scheduler) or now - self._published_at >= TOLD_EVERY_S:
             self._published_at = now
             self.counters.cache_bytes = self.model.engine.cache_bytes()
-            self.counters.rows = [
-                self._answers[row.id].status(now) for row in self.scheduler if row.id in self._answers
-            ]
+            self.counters.rows = [status_of(row, now) for row in self.scheduler]
             self.counters.prefix = self.store.status() if self.store else None
             self.counters.device = self.device_memory()
             self.counters.images = self.scheduler.image_status

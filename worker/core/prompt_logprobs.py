@@ -7,9 +7,10 @@ published is not computed again, even if caches are lost.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from protocol.types import PromptToken
-from worker.core.request_output import RequestOutput
+from worker.core.request_output import spell_prompt
 from worker.core.rows import Chunk, Group, Row
 from worker.values import Logprob, LogprobTargets
 
@@ -46,12 +47,10 @@ def logprobs_of(row: Row, likelihoods: Sequence[Logprob]) -> list[Logprob | None
     return [*beginning, *likelihoods][:left]
 
 
-def parts_of(
-    answer: RequestOutput, known: Sequence[Logprob | None]
-) -> Iterator[tuple[int, list[PromptToken]]]:
+def parts_of(row: Row, known: Sequence[Logprob | None]) -> Iterator[tuple[int, list[PromptToken]]]:
     """Yield one row's messages: the index of the first token, and the tokens with their logprobs."""
-    begin = answer.row.scored
-    tokens = answer.row.request.tokens[begin : begin + len(known)]
+    begin = row.scored
+    tokens = row.request.tokens[begin : begin + len(known)]
     for at in range(0, len(known), PART_TOKENS_MAX):
         part = slice(at, at + PART_TOKENS_MAX)
-        yield begin + at, list(map(answer.spell_prompt, tokens[part], known[part]))
+        yield begin + at, list(map(partial(spell_prompt, row), tokens[part], known[part]))

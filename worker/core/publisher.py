@@ -30,7 +30,8 @@ from protocol.types import (
     Timings,
     Usage,
 )
-from worker.core.request_output import RequestOutput
+from worker.core.request_output import processor_of, timings_of, usage_of
+from worker.core.rows import Row
 
 TOLD_EVERY_S = 0.2
 """Interval in seconds at which the status of each row is refreshed."""
@@ -88,16 +89,16 @@ class Publisher:
             Finished(incarnation=self.incarnation, id=id, reason="stop", usage=usage, timings=timings)
         )
 
-    def finished(self, answer: RequestOutput, reason: str, now: float) -> None:
+    def finished(self, row: Row, reason: str, now: float) -> None:
         """Publish that an answer is complete."""
         self.publish(
             Finished(
                 incarnation=self.incarnation,
-                id=answer.row.id,
+                id=row.id,
                 reason=reason,
-                usage=answer.usage(),
-                timings=answer.timings(now),
-                stop=answer.output_processor.stop_string,
+                usage=usage_of(row),
+                timings=timings_of(row, now),
+                stop=processor_of(row).stop_string,
             )
         )
 

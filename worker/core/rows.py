@@ -1,14 +1,17 @@
-"""Rows of the scheduler, and its output. Plain values; only the scheduler changes them."""
+"""Requests in the core, and the scheduler's output."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from protocol.types import BATCH_PRIORITY, PrefixReuse
+from worker.core.drafts import RowDrafts
 from worker.core.prefill_cost import PrefillCall
 from worker.core.prefix.matching import Match
+from worker.interfaces import OutputProcessor
 from worker.values import EngineRequest, ImageInput
 
 Span = tuple[int, int]
@@ -30,54 +33,93 @@ class Phase(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """A request in the scheduler, and its progress.
-
-    `queue_key`: its priority and arrival number. `tokens`: what runs before it decodes, the prompt and, after
-    a preemption, the answer so far; `prefilled` of them are in its cache. `length`: tokens of prompt and
-    answer. `prompt_group`: rows of one group have the same prompt and salt, and one of them runs it for all.
-    `reserved_length`: the length for which it has reserved `bytes`. `stored_upto`: the length up to which its
-    prefix is stored. `snapshot_positions`: positions, in order, at which it must be stored. `is_blocked`: it
-    waits for a prefix from disk or for importance scoring. `reuse`: what was restored when it first ran.
-    `scored`: number of prompt tokens whose logprobs are known or not requested. `preemptions`: their number.
-    `images`: its images, in order; `images_counted_upto`: the position up to which they were counted;
-    `encoded_for_row`: digests of images encoded for it and not used since. `is_private`: its prefix is
-    neither restored nor stored nor shared. `left_out`: spans of its prompt that are skipped. `burst`: see
-    `Bursts`. `sampled_early`: tokens sampled with the end of its prompt, 0 or 1.
-
-    For the progress watchdog: `blocks_awaited` from disk; `scoring_passes`, passes of importance scoring
-    while it was blocked; `waits_for`, the row whose prefix it waits for (`never_waits`: disabled); `restarts`
-    since its last token.
-    """
+    """A request in the core: the one record of it. Times are those of the loop's clock."""
 
     request: EngineRequest
-    queue_key: tuple[int, int]
-    prompt_group: int
-    digest: int
-    tokens: tuple[int, ...]
-    length: int
+
+    # --- the queue ---
+    queue_key: tuple[int, int] = (0, 0)
+    """Its priority and arrival number."""
     phase: Phase = Phase.WAITING
-    prefilled: int = 0
-    answered: list[int] = field(default_factory=list)
-    bytes: int = 0
-    reserved_length: int = 0
-    stored_upto: int = 0
-    snapshot_positions: list[int] = field(default_factory=list)
-    is_blocked: bool = False
-    reuse: PrefixReuse | None = None
-    scored: int = 0
-    preemptions: int = 0
-    images: tuple[ImageInput, ...] = ()
-    images_counted_upto: int = 0
-    encoded_for_row: set[str] = field(default_factory=set)
-    is_private: bool = False
-    left_out: tuple[Span, ...] = ()
     burst: int = 0
-    sampled_early: int = 0
-    blocks_awaited: int = 0
-    scoring_passes: int = 0
+    """Number of the burst it came in; see `Bursts`."""
+    deadline: float = math.inf
+    is_blocked: bool = False
+    """It waits for a prefix from disk or for importance scoring."""
+    preemptions: int = 0
+
+    # --- the prompt ---
+    tokens: tuple[int, ...] = ()
+    """What runs before it decodes: the prompt and, after a preemption, the answer so far."""
+    digest: int = 0
+    """Hash of `tokens`."""
+    prompt_group: int = 0
+    """Rows of one group have the same prompt and salt, and one of them runs it for all."""
+    prefilled: int = 0
+    """Number of `tokens` in its caches, or skipped."""
+    scored: int = 0
+    """Number of prompt tokens whose logprobs are known or not requested."""
+    left_out: tuple[Span, ...] = ()
+    """Spans of its prompt that are skipped."""
+
+    # --- the prefix cache ---
+    is_private: bool = False
+    """Its prefix is neither restored nor stored nor shared."""
+    reuse: PrefixReuse | None = None
+    """What was restored when it first ran."""
+    stored_upto: int = 0
+    """Length up to which its prefix is stored."""
+    snapshot_positions: list[int] = field(default_factory=list)
+    """Positions, in order, at which it must be stored."""
+    seen: tuple[int, Match] | None = None
+    """The stored prefix that was found, and the version of the index then."""
+    common: dict[int, int] = field(default_factory=dict)
+    """Length of the common prefix with the tokens of other rows, by their digest."""
+    awaited: set[str] = field(default_factory=set)
+    """Digests of the blocks from disk that it waits for."""
+    awaited_since: float = 0.0
     waits_for: str | None = None
+    """The row whose prefix it waits for."""
+
+    # --- images ---
+    images: tuple[ImageInput, ...] = ()
+    """Its images, in order."""
+    images_counted_upto: int = 0
+    """Position up to which they were counted as hits or misses."""
+    encoded_for_row: set[str] = field(default_factory=set)
+    """Digests of images encoded for it and not used since."""
+
+    # --- memory ---
+    length: int = 0
+    """Tokens of prompt and answer."""
+    reserved_length: int = 0
+    """The length for which it has reserved `bytes`."""
+    bytes: int = 0
+
+    # --- the answer ---
+    output_processor: OutputProcessor | None = None
+    answered: list[int] = field(default_factory=list)
+    sampled_early: int = 0
+    """Tokens sampled with the end of its prompt, 0 or 1."""
+    sequence: int = 0
+    """Number of deltas published."""
+    drafts: RowDrafts | None = None
+    """What drafts were worth; None until some may be verified."""
+    accepted: int = 0
+    """Draft tokens that were accepted; `rejected`: those that were not."""
+    rejected: int = 0
+    submitted_at: float = 0.0
+    prefill_at: float | None = None
+    first_token_at: float | None = None
+    decode_at: float | None = None
+
+    # --- the progress watchdog ---
+    scoring_passes: int = 0
+    """Passes of importance scoring while it was blocked."""
     never_waits: bool = False
+    """It waits for no other row's prefix any more."""
     restarts: int = 0
+    """Restarts since its last token."""
 
     @property
     def is_batch(self) -> bool:
@@ -135,14 +177,12 @@ class Row:
         return next((last - first for first, last in self.left_out if last == position), 0)
 
 
-def row_of(request: EngineRequest, images: tuple[ImageInput, ...]) -> Row:
+def row_of(request: EngineRequest, images: tuple[ImageInput, ...] = ()) -> Row:
     """Return a request as a row, without its place in the queue."""
     tokens = request.tokens + request.resume  # the same tuple if nothing was answered
     asks = request.echo and request.sampling.logprobs is not None
     return Row(
         request=request,
-        queue_key=(0, 0),
-        prompt_group=0,
         digest=hash(tokens),
         tokens=tokens,
         length=len(tokens),

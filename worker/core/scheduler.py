@@ -72,8 +72,8 @@ class Scheduler:
         self._encoder_cache = EncoderCache(policy.image_bytes_max)
         self._arrivals = itertools.count()
         self._rows: dict[str, Row] = {}
-        self._in: dict[Phase, dict[str, Row]] = {phase: {} for phase in Phase}
-        self._deadlines: dict[str, float] = {}
+        self._in: dict[Phase, dict[Row, None]] = {phase: {} for phase in Phase}
+        """The rows of each phase, in order."""
         self.reservations = Reservations(policy.bytes_max, policy.row_bytes, policy.aside_bytes)
         self._has_overtaken = False
         """Whether short prompts went before a long one in the last plan."""
@@ -101,7 +101,7 @@ class Scheduler:
     @property
     def decoding(self) -> list[Row]:
         """The started rows."""
-        return list(self._in[Phase.DECODE].values())
+        return list(self._in[Phase.DECODE])
 
     def count(self, *phases: Phase) -> int:
         """Return the number of rows in `phases`."""
@@ -125,29 +125,28 @@ class Scheduler:
         number = next(self._arrivals)
         row.queue_key, row.prompt_group = (request.priority, number), self._prompt_group(row, number)
         row.burst = self._bursts.arrived(now, idle=not self._rows)
-        self._rows[row.id] = self._in[Phase.WAITING][row.id] = row
+        row.submitted_at = now
+        self._rows[row.id] = row
+        self._in[Phase.WAITING][row] = None
         if self._sharing:
             self._sharing.begin(row)
         if request.deadline_s is not None:
-            self._deadlines[row.id] = now + request.deadline_s
+            row.deadline = now + request.deadline_s
         return row
 
     def drop(self, id: str) -> Row | None:
         """Remove a row, for whatever reason. This is the only place that does. Idempotent."""
         row = self._rows.pop(id, None)
         if row is not None:
-            del self._in[row.phase][id]
-            self._deadlines.pop(id, None)
+            del self._in[row.phase][row]
             self.reservations.release(row)
             self.reservations.pixel_bytes -= row.pixel_bytes
             self.reservations.forget()
-            if self._sharing:
-                self._sharing.end(row)
         return row
 
     def overdue(self, now: float) -> list[Row]:
         """Return the rows whose deadline has passed."""
-        return [self._rows[id] for id, deadline in self._deadlines.items() if deadline <= now]
+        return [row for row in self._rows.values() if row.deadline <= now]
 
     def _prompt_group(self, row: Row, number: int) -> int:
         # A prompt of one token needs no prefill that could be shared.
@@ -189,11 +188,6 @@ class Scheduler:
     def image_status(self) -> ImageStatus | None:
         """Status of the encoder cache; None if it has no memory."""
         return self._encoder_cache.status() if self._policy.image_bytes_max != 0 else None
-
-    def release(self, id: str) -> None:
-        """Stop holding a row. Unknown ids are ignored."""
-        if row := self._rows.get(id):
-            row.is_blocked, row.blocks_awaited = False, 0
 
     def started(self, row: Row, *, sampled: int = 0) -> None:
         """Record that a row has joined the decode batch. `sampled`: tokens from the pass of its prompt."""
@@ -265,11 +259,11 @@ class Scheduler:
         Its entries in all tables are created anew, since one of them may be what is wrong.
         """
         for rows in self._in.values():
-            rows.pop(row.id, None)
-        self._rows[row.id] = self._in[row.phase][row.id] = row
+            rows.pop(row, None)
+        self._rows[row.id], self._in[row.phase][row] = row, None
         self._preempt(row)
         row.prompt_group, row.waits_for, row.never_waits = next(self._arrivals), None, True
-        row.is_blocked, row.blocks_awaited = False, 0
+        row.is_blocked = False
         row.restarts += 1
 
     # --- what is next ---
@@ -315,7 +309,7 @@ class Scheduler:
                 break
             admitted.append(row)
             free -= block_bytes
-        return sorted([*self._in[Phase.PREFILL].values(), *admitted], key=_order), behind
+        return sorted([*self._in[Phase.PREFILL], *admitted], key=_order), behind
 
     def _ready(self) -> list[Row]:
         """Return the rows that may be admitted."""
@@ -324,7 +318,7 @@ class Scheduler:
     def _next_in_queue(self, rows: list[Row], free: float) -> list[Row]:
         """Return rows not admitted whose prompts could run ahead, in order, up to the first that cannot."""
         behind: list[Row] = []
-        room = AHEAD_MAX - sum(row.prefilled > 0 for row in self._in[Phase.PREFILLED].values())
+        room = AHEAD_MAX - sum(row.prefilled > 0 for row in self._in[Phase.PREFILLED])
         for row in rows:
             if row.prefilled:
                 continue
@@ -433,17 +427,16 @@ class Scheduler:
         if row.answered:
             row.tokens = (*row.request.tokens, *row.answered)
             row.prompt_group, row.digest = next(self._arrivals), hash(row.tokens)
-        if self._sharing:
-            self._sharing.end(row)
+        row.seen, row.common = None, {}
         return row
 
     def _of(self, *phases: Phase) -> list[Row]:
-        return [row for phase in phases for row in self._in[phase].values()]
+        return [row for phase in phases for row in self._in[phase]]
 
     def _move(self, row: Row, phase: Phase) -> None:
-        del self._in[row.phase][row.id]
+        del self._in[row.phase][row]
         row.phase = phase
-        self._in[phase][row.id] = row
+        self._in[phase][row] = None
 
 
 def _order(row: Row) -> tuple[int, int]:

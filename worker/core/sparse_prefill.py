@@ -96,9 +96,10 @@ class SparsePrefillQueue:
             row.is_blocked = True
             self._rows.append(row)
 
-    def drop(self, id: str) -> None:
-        """Forget a row. Unknown ids are ignored."""
-        self._rows = [row for row in self._rows if row.id != id]
+    def drop(self, row: Row) -> None:
+        """Forget a row, if it waits."""
+        if row in self._rows:
+            self._rows.remove(row)
 
     @property
     def first(self) -> Row:
@@ -127,7 +128,7 @@ class SparsePrefillQueue:
         return True
 
     def _choose(self, row: Row, weights: Sequence[float]) -> None:
-        self.drop(row.id)
+        self.drop(row)
         boundaries = row.request.boundaries
         # The last boundary is that of later turns, and covers nearly the whole prompt.
         dense = boundaries[0] if len(boundaries) > 1 else 0

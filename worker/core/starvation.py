@@ -31,7 +31,7 @@ def watched(row: Row) -> Watched:
         row.images_counted_upto,
         len(row.encoded_for_row),
         row.is_blocked,
-        row.blocks_awaited,
+        len(row.awaited),
         row.scoring_passes,
         row.waits_for,
     )
@@ -48,9 +48,9 @@ def watched(row: Row) -> Watched:
 def describe(row: Row) -> str:
     """Describe the row's progress and everything that it may wait for, for the log."""
     waits = [
-        f"for {row.blocks_awaited} prefix blocks from disk" * bool(row.blocks_awaited),
+        f"for {len(row.awaited)} prefix blocks from disk" * bool(row.awaited),
         f"for the prefix of {row.waits_for}" * bool(row.waits_for),
-        "for importance scoring" * (row.is_blocked and not row.blocks_awaited),
+        "for importance scoring" * (row.is_blocked and not row.awaited),
     ]
     return (
         f"{row.phase}, {row.prefilled} of {len(row.tokens)} tokens prefilled, {len(row.answered)} answered, "

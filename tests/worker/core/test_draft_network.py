@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.worker.core.test_speculation import row_of, verified
-from worker.core.ngram_proposer import MODEL
+from worker.core.drafts import MODEL, SOURCES
 from worker.core.rows import Row
-from worker.core.speculation import SOURCES, Speculation
+from worker.core.speculation import Speculation
 from worker.values import BACKLOG_MAX, StepOutput
 
 STEP_S = 0.01
@@ -102,7 +102,6 @@ class House:
             self.now, self.longest_s = self.now + took, max(self.longest_s, took)
             self.drafting.learn(verified(going, drafts, answers), self.now)
         for row in rows:
-            self.drafting.drop(row.id)
             self.guesser.drop(row.id)
         return (self.now - began) / (STEP_S * max(len(answers[row.id]) for row in rows))
 

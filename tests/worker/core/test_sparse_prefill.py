@@ -47,7 +47,7 @@ def holds(sparse_prefill: SparsePrefillQueue, asked: EngineRequest) -> bool:
     """Return whether a request's prompt waits to be scored."""
     row = Scheduler(SchedulerConfig(rows_max=4)).add(asked, 0.0)
     sparse_prefill.hold(row)
-    sparse_prefill.drop(row.id)
+    sparse_prefill.drop(row)
     return row.is_blocked
 
 

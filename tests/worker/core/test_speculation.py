@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.factories import engine_request
-from worker.core.ngram_proposer import LOOKUP
+from worker.core.drafts import LOOKUP, PAUSE_TOKENS, SOURCES
 from worker.core.rows import Row
-from worker.core.speculation import PAUSE_TOKENS, SOURCES, Speculation
+from worker.core.speculation import Speculation
 from worker.values import MEDIA_KEYS, ForcedTokens, SampledToken, SamplingParams, StepOutput
 
 DICE = random.Random(11)

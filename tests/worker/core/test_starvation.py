@@ -31,8 +31,7 @@ def _house(**options: Any) -> House:
     return house
 
 
-@pytest.mark.parametrize("in_every_table", [False, True])
-def test_row_lost_from_tables_of_the_scheduler_is_restarted_and_answered(in_every_table: bool) -> None:
+def test_row_lost_from_the_queue_of_the_scheduler_is_restarted_and_answered() -> None:
     house = _house(rows_max=1)
     scheduler = house.loop.scheduler
     house.submit("first", *range(1, 20))
@@ -41,9 +40,7 @@ def test_row_lost_from_tables_of_the_scheduler_is_restarted_and_answered(in_ever
     def forget() -> None:
         row = scheduler.get("lost")
         assert row is not None
-        del scheduler._in[row.phase]["lost"]
-        if in_every_table:
-            del scheduler._rows["lost"]
+        del scheduler._in[row.phase][row]
 
     house.engine.at["step", 3] = forget
     house.run()

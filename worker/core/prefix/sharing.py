@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from worker.common_prefix import common_prefix_length
 from worker.core.prefix.index import PrefixIndex
@@ -33,18 +32,11 @@ OFF, REQUEST = "off", "request"
 prefill, or the prompt is too short."""
 
 
-class _Seen(NamedTuple):
-    version: int
-    match: Match
-
-
 class Sharing:
     """Prefix reuse of a scheduler's rows, over the prefix cache's `index`."""
 
     def __init__(self, index: PrefixIndex) -> None:
         self._index = index
-        self._seen: dict[str, _Seen] = {}
-        self._common: dict[tuple[str, str], int] = {}
 
     def begin(self, row: Row) -> None:
         """Set the snapshot positions of a new row, if the model has recurrent layers.
@@ -56,12 +48,6 @@ class Sharing:
             behind = (image.end for image in row.images[-1:])
             regular = range(LONG_TOKENS, len(row.tokens), LONG_TOKENS)
             row.snapshot_positions = sorted({*row.request.boundaries, *behind, *regular})
-
-    def end(self, row: Row) -> None:
-        """Forget a row that has left or was preempted."""
-        self._seen.pop(row.id, None)
-        for pair in [pair for pair in self._common if row.id in pair]:
-            del self._common[pair]
 
     def miss(self, row: Row) -> str:
         """Return why no longer prefix of the row is reused."""
@@ -128,17 +114,16 @@ class Sharing:
         return True
 
     def _look_up(self, row: Row) -> Match:
-        seen = self._seen.get(row.id)
-        if seen is None or seen.version != self._index.version:
+        if row.seen is None or row.seen[0] != self._index.version:
             match = self._index.find(row.tokens, salt=row.request.salt, limit=row.reusable, ram_only=True)
-            seen = self._seen[row.id] = _Seen(self._index.version, match)
-        return seen.match
+            row.seen = self._index.version, match
+        return row.seen[1]
 
-    def _shared(self, row: Row, other: Row) -> int:
-        pair = (row.id, other.id)
-        if pair not in self._common:
-            self._common[pair] = common_prefix_length(row.tokens, other.tokens)
-        return self._common[pair]
+    @staticmethod
+    def _shared(row: Row, other: Row) -> int:
+        if other.digest not in row.common:
+            row.common[other.digest] = common_prefix_length(row.tokens, other.tokens)
+        return row.common[other.digest]
 
 
 def _is_worth_it(row: Row, match: Match) -> bool:

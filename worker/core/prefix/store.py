@@ -63,15 +63,6 @@ def disk_limit(disk_max: int, share: float, room: int | None) -> int:
 
 
 @dataclass(slots=True)
-class _DiskWait:
-    """A row that waits for blocks from disk, with their digests and the time since when."""
-
-    row: Row
-    digests: set[str]
-    since: float
-
-
-@dataclass(slots=True)
 class PrefixStore:
     """Stored prefixes of one model. `post` puts a command into the loop's inbox, from any thread.
 
@@ -88,8 +79,8 @@ class PrefixStore:
     disk_share: float = 1.0
     _writing: dict[str, Item] = field(default_factory=dict)
     _reading: dict[str, Item] = field(default_factory=dict)
-    _waits: dict[str, _DiskWait] = field(default_factory=dict)
-    """By the row's id."""
+    _waiting: list[Row] = field(default_factory=list)
+    """Rows that wait for blocks."""
     _disk_answered_at: float = 0.0
     """Time of the disk's last reply, or of the first read after all were answered."""
     _is_silent: bool = False
@@ -124,43 +115,41 @@ class PrefixStore:
             return
         if not self._reading:
             self._disk_answered_at = now
-        self._waits[row.id] = _DiskWait(row, {item.digest for item in match.missing}, now)
-        row.is_blocked, row.blocks_awaited = True, len(match.missing)
+        self._waiting.append(row)
+        row.is_blocked, row.awaited, row.awaited_since = True, {item.digest for item in match.missing}, now
         fresh = [item for item in match.missing if item.digest not in self._reading]
         self.index.hold(fresh)
         for item in fresh:
             self._reading[item.digest] = item
             self.disk.read([item.digest], lambda records: self.post(Fetched(records)))
 
-    def fetched(self, records: Mapping[str, Record | None], now: float) -> list[str]:
-        """Load blocks read from disk, and return the ids of rows that wait for no more."""
+    def fetched(self, records: Mapping[str, Record | None], now: float) -> list[Row]:
+        """Load blocks read from disk, and return the rows that wait for no more."""
         self._disk_answered_at, self._is_silent = now, False
         for digest, record in records.items():
             item = self._reading.pop(digest)
             self.index.release([item])
             self._load(item, record)
-        ready = []
-        for id, wait in list(self._waits.items()):
-            wait.digests.difference_update(records)
-            wait.row.blocks_awaited = len(wait.digests)
-            if not wait.digests:
-                del self._waits[id]
-                ready.append(id)
-        return ready
+        for row in self._waiting:
+            row.awaited.difference_update(records)
+        return self._go_on([row for row in self._waiting if not row.awaited])
 
-    def overdue(self, now: float) -> list[str]:
-        """Return the ids of rows that go on without the disk: they waited too long, or it is silent.
+    def overdue(self, now: float) -> list[Row]:
+        """Return the rows that go on without the disk: they waited too long, or it is silent.
 
         To be called after all its replies were handled.
         """
         self._is_silent = bool(self._reading) and now - self._disk_answered_at > READ_SILENCE_S_MAX
-        late = [
-            id for id, wait in self._waits.items() if self._is_silent or now - wait.since > READ_WAIT_S_MAX
-        ]
-        for id in late:
-            del self._waits[id]
+        late = self._go_on([
+            row for row in self._waiting if self._is_silent or now - row.awaited_since > READ_WAIT_S_MAX
+        ])  # fmt: skip
         self.read_timeouts += len(late)
         return late
+
+    def _go_on(self, rows: list[Row]) -> list[Row]:
+        for row in rows:
+            self.drop(row)
+        return rows
 
     def _load(self, item: Item, record: Record | None) -> None:
         cut: CacheSlice | None = None
@@ -291,9 +280,11 @@ class PrefixStore:
         """Count the prefix hit or miss of a request that begins."""
         self.index.count(match, prompt_tokens=len(row.request.tokens), miss=miss)
 
-    def drop(self, id: str) -> None:
-        """End a row's wait; the blocks being read for it are stored for others."""
-        self._waits.pop(id, None)
+    def drop(self, row: Row) -> None:
+        """End a row's wait, if it waits; the blocks being read for it are stored for others."""
+        if row in self._waiting:
+            self._waiting.remove(row)
+        row.awaited = set()
 
     def close(self) -> None:
         """Close the disk tier, and wait a moment for its queued writes."""

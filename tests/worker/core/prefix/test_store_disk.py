@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -136,9 +136,8 @@ class StoreOnDisk(RuleBasedStateMachine):
     @rule(data=st.data())
     def leave(self, data: Any) -> None:
         id = data.draw(st.sampled_from(sorted(self.rows)))
-        self.store.drop(id)
         self.scheduler.drop(id)
-        del self.rows[id]
+        self.store.drop(self.rows.pop(id))
 
     @rule()
     def clear(self) -> None:
@@ -151,30 +150,30 @@ class StoreOnDisk(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.1, READ_SILENCE_S_MAX / 2, READ_SILENCE_S_MAX * 1.1]))
     def wait(self, seconds: float) -> None:
         self.now += seconds
-        for id in self.store.overdue(self.now):
-            assert self.rows[id].is_blocked
-            self.scheduler.release(id)
+        self._release(self.store.overdue(self.now))
+
+    def _release(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            assert row.is_blocked
+            row.is_blocked = False
 
     def _take_answers(self) -> None:
         for command in self.inbox:
             if isinstance(command, Fetched):
-                for id in self.store.fetched(command.records, self.now):
-                    assert self.rows[id].is_blocked
-                    self.scheduler.release(id)
+                self._release(self.store.fetched(command.records, self.now))
         self.inbox.clear()
 
     @invariant()
     def rows_wait_only_for_what_is_being_read(self) -> None:
-        assert {id for id, row in self.rows.items() if row.is_blocked} == self.store._waits.keys()
-        for id, wait in self.store._waits.items():
-            assert wait.digests, "the row waits for no read"
-            assert wait.digests <= self.disk.asked.keys()
-            assert self.rows[id].blocks_awaited == len(wait.digests)
+        assert [row for row in self.rows.values() if row.is_blocked] == self.store._waiting
+        for row in self.store._waiting:
+            assert row.awaited, "the row waits for no read"
+            assert row.awaited <= self.disk.asked.keys()
 
     @invariant()
     def nobody_waits_for_longer_than_the_bound(self) -> None:
-        for wait in self.store._waits.values():
-            assert self.now - wait.since <= READ_WAIT_S_MAX + READ_SILENCE_S_MAX * 1.1
+        for row in self.store._waiting:
+            assert self.now - row.awaited_since <= READ_WAIT_S_MAX + READ_SILENCE_S_MAX * 1.1
 
     def teardown(self) -> None:
         self.disk.answer(sorted(self.disk.asked))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.core import ngram_proposer
-from worker.core.ngram_proposer import (
+from worker.core import drafts
+from worker.core.drafts import (
     AWAY_TOKENS,
     CAUGHT_UP_TOKENS_MAX,
     ENDING_TOKENS,
@@ -83,5 +83,5 @@ def test_proposal_is_what_follows_a_longest_match(first: list[int], more: list[i
 
 def test_a_long_prompt_is_indexed_bit_by_bit_up_to_its_end() -> None:
     steps = 3
-    row = NgramProposer([*range(ngram_proposer.INDEXED_AT_ONCE * steps), 0, 1, 2])
+    row = NgramProposer([*range(drafts.INDEXED_AT_ONCE * steps), 0, 1, 2])
     assert [row.propose(1) for _ in range(steps)][-1] == Draft((3,), 3)
