@@ -3,8 +3,7 @@
 The budget is the time that the inter-token target leaves beside a decode step, divided by the seconds per
 token. Those grow with the context, so there is one moving average for each power of two of it. A short call
 takes its time to read the weights and says little about longer ones: it counts in proportion to its tokens.
-An average rises sooner than it falls, but an outlier (compilation, a busy machine) does not stop prefill. The
-usual error is learned too: on a busy machine the budget shrinks.
+An outlier (compilation, a busy machine) does not stop prefill.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from typing import NamedTuple
 
 CHUNK_TOKENS_MIN = 16
 """Minimum chunk: run at any cost, so that prompts make progress."""
-CHUNK_TOKENS_FIRST, GROWTH_MAX = 64, 4
-"""Maximum tokens per step: at first, and as a multiple of the largest step measured."""
+CHUNK_TOKENS_FIRST = 64
+"""Maximum tokens of a step until one was measured. Longer calls cost less per token, so they may follow."""
 CONTEXT_TOKENS_MIN = 1024
 """Tokens cost the same in all shorter contexts."""
 IDLE_S = 1.0
@@ -29,11 +28,11 @@ all weights, as a step does, before it computes anything. Where decoding alone t
 complete in half of the time that a multiple of 0.3 gives them (measured with bench/schedules.py)."""
 PAUSES_MAX = 3
 """Maximum number of steps without prefill in which the first decode step is measured."""
-LATE_SHARE = 0.02
-"""Share of the steps with prefill that may exceed the target."""
-_MARGIN_FIRST, _MARGIN_MIN, _MARGIN_MAX, _MARGIN_STEP = 1.18, 1.05, 1.6, 0.04
-_RATE_UP, _RATE_DOWN, _ERROR_MAX = 0.5, 0.25, 0.5
-"""Weights of a measurement above and below the average, and the largest error, as a share of the average."""
+MARGIN = 1.2
+"""Ratio of measured to predicted seconds that is allowed for. One that was learned settled between 1.15 and
+1.25 in bench/schedules.py, whose steps have a noise of 5%."""
+_RATE, _ERROR_MAX = 0.4, 0.5
+"""Weight of a measurement in the average, and the largest error, as a share of the average."""
 
 
 class PrefillCall(NamedTuple):
@@ -50,7 +49,7 @@ class PrefillCostModel:
         """`target_s`: between two tokens of a running stream. `tokens_max`: prefill tokens in one step.
         `gap_s_max`: bound of a gap where decode steps take so long that prefill exceeds the target."""
         self._target_s, self._gap_s_max = target_s, max(target_s, gap_s_max)
-        self._tokens_max, self._tokens_measured = tokens_max, 0
+        self._tokens_max = tokens_max
         self._token_times: dict[int, float] = {}
         """Seconds per token, by power of two of the context."""
         self._decode_times: dict[int, float] = {}
@@ -58,8 +57,6 @@ class PrefillCostModel:
         self.rows = 0
         """Number of rows that decode now."""
         self._pauses = 0
-        self._margin = _MARGIN_FIRST
-        """Upper bound of measured over predicted time, for all but `LATE_SHARE` of the steps."""
 
     @property
     def decode_s(self) -> float:
@@ -92,14 +89,14 @@ class PrefillCostModel:
         In a burst every decode step may have prefill beside it, for many seconds. True at most `PAUSES_MAX`
         times.
         """
-        if self._decode_times or not self._tokens_measured or self._pauses >= PAUSES_MAX:
+        if self._decode_times or not self._token_times or self._pauses >= PAUSES_MAX:
             return False
         self._pauses += 1
         return True
 
     def budget(self, *, decoding: bool, may_wait: bool = False) -> PrefillBudget:
         """Return the prefill budget of the next step. `may_wait`: rows that decode may wait."""
-        known_max = max(CHUNK_TOKENS_FIRST, GROWTH_MAX * self._tokens_measured)
+        known_max = self._tokens_max if self._token_times else CHUNK_TOKENS_FIRST
         room_s = self._room_s(may_wait=may_wait) if decoding else IDLE_S
         return PrefillBudget(self, room_s, min(self._tokens_max, known_max))
 
@@ -107,11 +104,11 @@ class PrefillCostModel:
         """Return the seconds for prefill beside a decode step: as many as that takes in any case, and all
         that the bound of a gap leaves if its rows `may_wait`."""
         decode_s = self.decode_s
+        longest_s = self._gap_s_max / MARGIN - decode_s
         if may_wait and self._gap_s_max < math.inf:
-            return max(self._gap_s_max / self._margin - decode_s, decode_s)
+            return max(longest_s, decode_s)
         worth_s = max(PREFILL_SHARE * decode_s, CALL_SHARE * min(self._decode_times.values(), default=0.0))
-        bounded_s = min(worth_s, self._gap_s_max / self._margin - decode_s)
-        return max(self._target_s / self._margin - decode_s, bounded_s, decode_s)
+        return max(self._target_s / MARGIN - decode_s, min(worth_s, longest_s), decode_s)
 
     def learn(self, seconds: float, *, decoded: bool, calls: Sequence[PrefillCall] = ()) -> None:
         """Record the seconds that `calls` and, if `decoded`, one decode step took together.
@@ -120,11 +117,7 @@ class PrefillCostModel:
         it, and the next decode step finds its tokens ready.
         """
         if tokens := sum(call.tokens for call in calls):
-            decode_s, expected_s = self.decode_s * decoded, self.seconds(calls)
-            if decoded and self._tokens_measured:
-                self._learn_margin(is_late=seconds > self._margin * (decode_s + expected_s))
-            self._tokens_measured = max(self._tokens_measured, tokens)
-            prefill_s = max(0.0, seconds - decode_s)
+            expected_s, prefill_s = self.seconds(calls), max(0.0, seconds - self.decode_s * decoded)
             for call in calls:
                 known_s, share = self.token_s(call.context), min(1.0, call.tokens / CHUNK_TOKENS_FIRST)
                 token_s = known_s * prefill_s / expected_s if expected_s else prefill_s / tokens
@@ -132,11 +125,6 @@ class PrefillCostModel:
         elif decoded:
             rows = self.rows.bit_length()
             self._decode_times[rows] = _average(self._decode_times.get(rows, 0.0), seconds)
-
-    def _learn_margin(self, *, is_late: bool) -> None:
-        # Large steps up, small steps down: it settles at the quantile where both balance.
-        margin = self._margin + _MARGIN_STEP * (is_late - LATE_SHARE)
-        self._margin = min(max(margin, _MARGIN_MIN), _MARGIN_MAX)
 
 
 @dataclass(slots=True)
@@ -176,4 +164,4 @@ def _power(context: int) -> int:
 def _average(known: float, measured: float, share: float = 1.0) -> float:
     """Return a moving average with a measurement in it; the measurement if there was none."""
     error = min(measured - known, _ERROR_MAX * known)
-    return known + share * (_RATE_UP if error > 0 else _RATE_DOWN) * error if known else measured
+    return known + share * _RATE * error if known else measured
