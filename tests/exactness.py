@@ -16,7 +16,7 @@ from mlx_lm.utils import load_model
 
 from protocol.types import Exactness, PassCheck
 from tests.models.fixtures import model_folder
-from worker.load.probes.row_counts import TABLE_CHECKS, THOROUGH, measure
+from worker.load.exactness import measure
 from worker.process.preload import preload_openblas
 from worker.runner.runner import BatchEngine
 
@@ -68,7 +68,7 @@ def compared(family: str, convert: Callable[[Any], None]) -> Exactness:
     convert(network)
     mx.eval(network.parameters())
     try:
-        return measure(BatchEngine(network), TABLE_CHECKS, THOROUGH)
+        return measure(BatchEngine(network))
     except RuntimeError as error:
         if _UNABLE not in str(error):
             raise

@@ -14,6 +14,7 @@ from protocol import lifeline, sockets
 from protocol.adapters import split_setting
 from protocol.common import gc_heap, logs, temporary_folder
 from protocol.common.cache_folder import cache_folder
+from protocol.common.state_folder import state_folder
 from protocol.hosts import HostsError
 from protocol.settings import reader as settings
 from protocol.settings.job_status import status_for_manager
@@ -101,7 +102,8 @@ def _run_alone(configured: WorkerSettings, timer: StartupTimer) -> int:
         parsers=NamedParsers(configured.tool_call_parser, configured.reasoning_parser),
         draft_model=configured.draft_model,
         speculation=configured.speculation,
-        measurement="exact" if configured.exact else "load",
+        exactness="limits" if configured.exact else "none",
+        exactness_folder=state_folder(os.environ) / "exactness" if configured.exact else None,
         adapters=[pair for word in configured.adapters if (pair := split_setting(word)) is not None],
         kv_quantization=kv_quantization_of(configured),
         experts_memory=configured.experts_memory,

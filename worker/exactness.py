@@ -10,6 +10,7 @@ import sys
 import msgspec
 
 from protocol.common import logs
+from protocol.common.state_folder import state_folder
 from protocol.settings import reader as settings
 from protocol.settings.parsers import NamedParsers
 from protocol.settings.worker import WorkerSettings
@@ -59,7 +60,8 @@ def _load(configured: WorkerSettings) -> Model | EmbeddingModel:
         memory_budget=configured.memory_budget,
         text_only=configured.text_only,
         parsers=NamedParsers(configured.tool_call_parser, configured.reasoning_parser),
-        measurement="table",
+        exactness="measure",
+        exactness_folder=state_folder(os.environ) / "exactness",
         kv_quantization=kv_quantization_of(configured),
         experts_memory=configured.experts_memory,
     )

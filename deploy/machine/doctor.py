@@ -223,6 +223,9 @@ def lines(found: Exactness) -> list[tuple[str, str, str]]:
     table = [
         (_pass(check), "ok" if check.differs_at is None else "note", result(check)) for check in found.checks
     ]
+    if found.rows_max is not None:
+        drafts = f"drafts of up to {found.draft_tokens_max} tokens" if found.draft_tokens_max else "no drafts"
+        table.append(("with --exact", "ok", f"at most {found.rows_max} rows in a pass, {drafts}"))
     if not found.is_complete:
         table.append(("the rest", "note", "not measured for lack of time"))
     return table + [("chip", "wrong", why) for why in found.chip]

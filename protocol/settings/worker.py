@@ -127,8 +127,8 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, rename=public_name, omit
     exact: Annotated[
         bool,
         Meta(
-            description="batch only as far as the results were measured to equal those of one row, bit by"
-            " bit; may be slower"
+            description="batch only as far as `roundhouse doctor --model` has measured the results to equal"
+            " those of one row, bit by bit; may be slower"
         ),
     ] = False
     adapters: Annotated[

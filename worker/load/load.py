@@ -10,7 +10,6 @@ import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -40,7 +39,7 @@ from worker.values import KVQuantization, ModelInfo
 
 if TYPE_CHECKING:
     from worker.input.media.preprocessing import ImagePreprocessor
-    from worker.load.probes.exactness import Measurement
+    from worker.load.exactness import ExactnessUse
     from worker.load.tokenizers import Tokenizers
     from worker.load.weights import Open
     from worker.runner.vision import VisionNetwork
@@ -71,7 +70,8 @@ class ModelLoader:
         stands_in: bool = False,
         draft_model: str | None = None,
         speculation: Literal["auto", "off"] | None = None,
-        measurement: Measurement = "load",
+        exactness: ExactnessUse = "none",
+        exactness_folder: Path | None = None,
         adapters: Sequence[tuple[str, Path]] = (),
         kv_quantization: KVQuantization | None = None,
         experts_memory: int | None = None,
@@ -82,9 +82,10 @@ class ModelLoader:
         `task`: overrides the detected task. `text_only`: serve a vision model without images. `parsers`: the
         formats of its output, if named. `stands_in`: it replaces another model, so its plan gets a name.
         `draft_model`: folder or id of a draft model; without one, the model's own MTP layers draft, if any,
-        unless `speculation` is off. `measurement`: what to measure of the exactness of batched passes.
-        `adapters`: names and folders. `kv_quantization`: how its KV caches are quantized; None: not.
-        `experts_memory`: bytes of experts in memory; the others are read from disk when needed.
+        unless `speculation` is off. `exactness`: whether to measure which passes are exact, or to keep to
+        those that were measured to be; `exactness_folder`: where that is kept. `adapters`: names and folders.
+        `kv_quantization`: how its KV caches are quantized; None: not. `experts_memory`: bytes of experts in
+        memory; the others are read from disk when needed.
         `memory_limit_bytes`: replaces the machine's memory; `memory_headroom`: share of it to keep free.
         `memory_budget`: the process's most bytes. `wired`: what macOS may not page out.
         `probe_cache_folder`: where probe results are cached."""
@@ -97,7 +98,7 @@ class ModelLoader:
         self._memory_fit = MemoryFit(self.name, memory_headroom, memory_limit_bytes, memory_budget, wired)
         self._draft_model = draft_model
         self._speculation = speculation
-        self._measurement = measurement
+        self._exactness, self._exactness_folder = exactness, exactness_folder
         self._adapters = adapters
         self._kv_quantization = kv_quantization
         self._experts_memory = experts_memory
@@ -121,7 +122,7 @@ class ModelLoader:
         weight_bytes = bytes_of(files) + (self._draft.weight_bytes if self._draft else 0)
         weight_bytes -= self._experts.saved_bytes if self._experts else 0
         budget = self._memory_fit.budget(weight_bytes)
-        prepare_device(budget, is_exact=self._measurement == "exact")
+        prepare_device(budget, is_exact=self._exactness != "none")
         model, reason = self._attempt(folder, config, task, progress)
         if model is None:
             from worker.load import memory
@@ -220,7 +221,7 @@ class ModelLoader:
     def _require_plain_text(self, config: ModelConfig) -> None:
         """Raise `ModelError` for a model of mlx-vlm's, which quantizes other layers elsewhere, and if passes
         must be measured: those over quantized caches are not."""
-        if self._measurement == "exact":
+        if self._exactness == "limits":
             raise ModelError("--exact cannot be combined with --kv-bits: leave one of them out.")
         if not reads(config):
             raise ModelError("only mlx-vlm implements it, and its KV caches stay exact: leave --kv-bits out.")
@@ -320,7 +321,7 @@ class ModelLoader:
 
         timer, processor, reserved = self._timer, LazyProcessor(folder), reserved_by(network)
 
-        key = f"{key_of(folder, weight_files(folder, self.name), network)}-sight"
+        key = key_of(folder, weight_files(folder, self.name), network, "placeholders")
         found = self._results.read(key, ImagePlaceholders)
         if found is None:
             found = look_for_places(folder, processor())
@@ -382,28 +383,31 @@ class ModelLoader:
         return self._with_adapters(model)
 
     def _compared(self, model: Model, network: Any, folder: Path) -> tuple[Model, bool]:
-        """Return the model with the measured exactness of its batched passes, limited for `--exact`, and
-        whether drafts are verified. Raises `ModelError`."""
-        from worker.load.probes.exactness import determine
+        """Return the model after `--exact` or `doctor` have done their part, and whether drafts are verified.
+        Raises `ModelError`."""
+        from worker.load.exactness import ExactnessResults
         from worker.runner.runner import BatchEngine
 
         engine = model.engine
         assert isinstance(engine, BatchEngine), "it was just built"
-        key = partial(key_of, folder, weight_files(folder, self.name), network)
-        exactness = determine(self.name, engine, network, self._measurement, self._results, key)
+        if self._exactness == "none":
+            return model, engine.capabilities.ahead
+        results = ExactnessResults(self._exactness_folder, f"{self._kv_quantization} {bool(self._experts)}")
+        use = results.limit if self._exactness == "limits" else results.keep
+        exactness = use(self.name, engine, network, folder, weight_files(folder, self.name))
         if self._draft and not engine.capabilities.ahead:
             raise ModelError(
                 "with --exact no drafts are verified, because passes of several tokens round differently on"
-                " this device: leave --exact or --draft-model out."
+                " this device, or `roundhouse doctor --model` has not measured them: leave --exact or"
+                " --draft-model out."
             )
-        if exactness is not None:
-            self._timer.lap("exactness")
+        self._timer.lap("exactness")
         info = replace(model.info, exactness=exactness, batched=engine.capabilities.together)
         return replace(model, info=info), engine.capabilities.ahead
 
     def _with_adapters(self, model: Model) -> Model:
         """Return the model with its adapters. Raises `ModelError`."""
-        if self._measurement == "exact":
+        if self._exactness == "limits":
             if self._adapters:
                 raise ModelError(
                     "with --exact no adapters are served, because rows with different ones are not computed"

@@ -15,6 +15,8 @@ from deploy.machine import doctor
 from deploy.machine.facts import MachineFacts
 from protocol.types import Capabilities, ContextFit, Exactness, ModelReport, PassCheck
 from tests.models.fixtures import model_folder
+from worker.interfaces import Model
+from worker.load.load import ModelLoader
 
 FOUND = Exactness(
     checks=[
@@ -25,6 +27,8 @@ FOUND = Exactness(
         PassCheck(kind="chunks", rows=1, tokens=8),
     ],
     is_complete=False,
+    rows_max=5,
+    draft_tokens_max=3,
     chip=["bfloat16 matrix products are wrong"],
 )
 FIT = ContextFit(
@@ -37,12 +41,17 @@ def test_a_model_is_measured_in_a_process_of_its_own_with_the_context_that_fits(
     model, file = str(model_folder("dense")), tmp_path / "roundhouse.toml"
     limit = "[worker]\nmemory_limit_bytes = 9_000_000\n"
     file.write_text(f'{limit}[models.short]\nmodel = "{model}"\nkv_bits = 8\n')
-    report = doctor.measure(model, [f"--config={file}"], os.environ)
+    environ = os.environ | {"XDG_STATE_HOME": str(tmp_path)}
+    report = doctor.measure(model, [f"--config={file}"], environ)
     assert report.exactness.is_complete
     assert {check.kind for check in report.exactness.checks} == {"decode", "verify", "prompts", "chunks"}
-    lossy, exact = doctor.measure("short", [f"--config={file}"], os.environ).context, report.context
+    lossy, exact = doctor.measure("short", [f"--config={file}"], environ).context, report.context
     assert exact.tokens < lossy.tokens <= exact.context_length
     assert exact.row_bytes <= exact.cache_bytes < 9_000_000
+    folder = tmp_path / "roundhouse" / "exactness"
+    loaded = ModelLoader(model, exactness="limits", exactness_folder=folder).load(lambda done, total: None)
+    assert isinstance(loaded, Model)
+    assert loaded.info.exactness == report.exactness
 
 
 def test_failed_measurement_is_an_error_with_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,6 +82,7 @@ def test_command_prints_the_table_and_its_status_tells_wrong_results(monkeypatch
     for line in (
         "same tokens, logprobs differ by up to 2e-05", "token 3 differs", "8 prompts together",
         "wants nothing unusual", "tool calls are in an unknown format",
+        "at most 5 rows in a pass, drafts of up to 3 tokens",
     ):  # fmt: skip
         assert line in done.output
     wants = Capabilities(layout=["joins_system"])

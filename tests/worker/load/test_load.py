@@ -22,8 +22,9 @@ from tests.worker.folders import copied, failure, nothing
 from worker.core.scheduler import SchedulerConfig
 from worker.gateway.ready import ready_of
 from worker.interfaces import InsufficientMemoryError, Model, ModelError
-from worker.load import capabilities, load, memory, vision, weights
+from worker.load import capabilities, exactness, load, memory, vision, weights
 from worker.load.config import CONTEXT_FALLBACK_TOKENS, read_config
+from worker.load.exactness import UNMEASURED, ExactnessUse
 from worker.load.load import ModelLoader
 from worker.load.memory import AvailableMemory
 from worker.process.startup_timer import StartupTimer
@@ -169,6 +170,7 @@ logging.basicConfig(level="INFO", format="%(message)s")
 import mlx.core as mx
 mx.set_default_device(mx.cpu)  # a GPU's kernels need no C++ compiler
 from worker.values import SamplingParams
+from worker.load.exactness import UNMEASURED, ExactnessUse
 from worker.load.load import ModelLoader
 for path in sys.argv[2:]:
     os.environ["PATH"] = path
@@ -214,21 +216,37 @@ def test_a_model_runs_without_a_working_compiler(tmp_path: Path) -> None:
         mx.set_default_device(device)
 
 
-def test_exact_limits_the_passes_of_the_engine_and_tells_its_limits() -> None:
-    model = ModelLoader(str(model_folder("dense")), measurement="exact").load(nothing)
-    assert isinstance(model, Model)
-    found = model.info.exactness
-    assert found is not None
-    assert found.rows_max is not None
-    assert isinstance(model.engine, BatchEngine)
-    assert not model.engine.capabilities.padded
-    assert model.info.batched == (found.rows_max > 1)
-    assert ready_of("w", model.info, SchedulerConfig(rows_max=16)).exactness == found
+def test_exact_limits_the_passes_of_the_engine_and_tells_its_limits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def loaded(use: ExactnessUse) -> Model:
+        folder = str(model_folder("dense"))
+        model = ModelLoader(folder, exactness=use, exactness_folder=tmp_path / "exactness").load(nothing)
+        assert isinstance(model, Model)
+        assert isinstance(model.engine, BatchEngine)
+        assert ready_of("w", model.info, SchedulerConfig(rows_max=16)).exactness == model.info.exactness
+        assert model.info.batched == model.engine.capabilities.together
+        return model
+
+    assert loaded("none").info.exactness is None
+    unmeasured = loaded("limits")
+    assert unmeasured.info.exactness == UNMEASURED
+    assert not unmeasured.info.batched
+    assert "`roundhouse doctor --model` measures it" in caplog.text
+    found = Exactness(rows_max=5, draft_tokens_max=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(exactness, "measure", lambda engine, limits: found)
+        assert loaded("measure").info.exactness == found
+    caplog.clear()
+    limited = loaded("limits")
+    assert limited.info.exactness == found
+    assert limited.info.batched
+    assert not limited.engine.capabilities.padded
+    assert not limited.engine.capabilities.ahead
+    assert "doctor" not in caplog.text
 
 
-def test_exact_refuses_a_draft_model_whose_drafts_are_not_verified(monkeypatch: pytest.MonkeyPatch) -> None:
-    none = Exactness(rows_max=1, draft_tokens_max=0)
-    monkeypatch.setattr("worker.load.probes.row_counts.find_limits", lambda engine: none)
+def test_exact_refuses_a_draft_model_whose_drafts_are_not_verified() -> None:
     folder = str(model_folder("dense"))
     with pytest.raises(ModelError, match="leave --exact or --draft-model out"):
-        ModelLoader(folder, draft_model=folder, measurement="exact", probe_cache_folder=None).load(nothing)
+        ModelLoader(folder, draft_model=folder, exactness="limits").load(nothing)

@@ -40,7 +40,7 @@ def test_images_exact_passes_and_models_without_text_are_refused() -> None:
     with pytest.raises(ModelError, match="--kv-bits is for text only: leave it out, or add --text-only"):
         ModelLoader(None, kv_quantization=KV).load(nothing)
     with pytest.raises(ModelError, match="--exact cannot be combined with --kv-bits"):
-        ModelLoader(str(dense), measurement="exact", kv_quantization=KV).load(nothing)
+        ModelLoader(str(dense), exactness="limits", kv_quantization=KV).load(nothing)
     model = ModelLoader(str(model_folder("qwen3_5-eyes")), text_only=True, kv_quantization=KV).load(nothing)
     assert model.info.kv_quantization == KV
 

@@ -1,4 +1,5 @@
-"""Row-count trial: whether passes over several rows or tokens give the results of passes over one.
+"""Exactness: whether passes over several rows or tokens give the results of passes over one. `doctor`
+measures it and keeps the result, and `--exact` keeps to what was measured.
 
 MLX picks its kernels by the number of rows: on Metal a step of one row and one of two may round differently
 (mlx 3764, 3888), and where two tokens are nearly tied, the other one is chosen. This depends on the chip, the
@@ -8,59 +9,54 @@ again in each kind of pass, and tokens and logprobs are compared.
 
 from __future__ import annotations
 
+import logging
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, Literal
 
+import mlx.core as mx
+import mlx.nn as nn
 from msgspec import structs
 
 from protocol.types import Exactness, PassCheck
+from worker.interfaces import ModelError
+from worker.load.chip import wrong_results
+from worker.load.probe_results import ProbeResults, key_of
+from worker.process.device_errors import raise_if_device_failed
 from worker.runner.kv.buckets import FED_MAX
+from worker.runner.kv.capability_probe import REFUSALS
 from worker.runner.runner import BatchEngine
+from worker.runner.trees import arrays_of
 from worker.values import Logprob, SampledToken, SamplingParams
 
+log = logging.getLogger(__name__)
+
+ExactnessUse = Literal["none", "limits", "measure"]
+"""What a load does about exactness: nothing; keep to the limits that were measured (`--exact`); or measure
+and keep them (`doctor`)."""
+UNMEASURED = Exactness(is_complete=False, rows_max=1, draft_tokens_max=0)
+"""The limits without a measurement: each row has passes of its own."""
 ROWS_MAX = 16
 """Highest number of rows that is measured, and so the most that `--exact` allows in a pass."""
-LOAD_S_MAX = 1.0
-"""Maximum duration of the trial of a load, up to the end of the check that is then running."""
-THOROUGH_S_MAX = 300.0
-"""Maximum duration of the trials of `--exact` and `doctor`."""
+MEASURE_S_MAX = 300.0
+"""Maximum duration of a measurement, up to the end of the check that is then running."""
+_VARIABLES = ("MLX_METAL_GPU_ARCH", "MLX_ENABLE_TF32")
+"""Variables on which MLX's choice of kernels depends."""
+_LENGTHS = (5, 12, 40)
+"""Tokens of the prompts."""
+_TOKENS = FED_MAX + 4
+"""Tokens of each answer alone."""
 _SAMPLING = SamplingParams(logprobs=8)
 _STEPS = 6
 """Tokens that are compared beyond those of the first pass, at most."""
 _DIFFERENCE_MAX = 1e9
 """Stands for differences that are not numbers."""
 
-Answer = Sequence[SampledToken]
-
-
-@dataclass(frozen=True, slots=True)
-class TrialSize:
-    """`lengths`: tokens of the prompts. `tokens`: tokens that each answer has. `budget_s`: maximum duration
-    in seconds."""
-
-    lengths: tuple[int, ...]
-    tokens: int
-    budget_s: float
-
-
-AT_LOAD = TrialSize((5, 12), 5, LOAD_S_MAX)
-THOROUGH = TrialSize((5, 12, 40), FED_MAX + 4, THOROUGH_S_MAX)
-
-LOAD_CHECKS = (
-    PassCheck(kind="decode", rows=2),
-    PassCheck(kind="verify", rows=1, tokens=4),
-    PassCheck(kind="decode", rows=16),
-    PassCheck(kind="decode", rows=8),
-    PassCheck(kind="decode", rows=4),
-    PassCheck(kind="verify", rows=4, tokens=4),
-    PassCheck(kind="prompts", rows=2),
-    PassCheck(kind="chunks", rows=1, tokens=4),
-)
-"""The most telling first: time may be up."""
-TABLE_CHECKS = (
+CHECKS = (
     *(PassCheck(kind="decode", rows=rows) for rows in (2, 4, 8, 16)),
     *(PassCheck(kind="prompts", rows=rows) for rows in (2, 8)),
     *(PassCheck(kind="chunks", rows=1, tokens=tokens) for tokens in (1, 8)),
@@ -68,64 +64,99 @@ TABLE_CHECKS = (
 )
 """The table of `doctor`."""
 
+Answer = Sequence[SampledToken]
+
+
+class ExactnessResults:
+    """What `doctor` has measured on this machine, in `folder`; None: nothing is kept. `settings`: all with
+    which a model is loaded that change its passes."""
+
+    def __init__(self, folder: Path | None, *settings: str) -> None:
+        self._results = ProbeResults(folder)
+        self._settings = [*settings, *(f"{name}={os.environ.get(name)}" for name in _VARIABLES)]
+
+    def keep(
+        self, name: str, engine: BatchEngine, network: nn.Module, folder: Path, weights: Sequence[Path]
+    ) -> Exactness:
+        """Measure a warm engine, and keep the result. Resets the engine. Raises `ModelError`."""
+        try:
+            found = structs.replace(measure(engine, limits=True), chip=wrong_results(*_types(network)))
+        except REFUSALS as error:
+            raise_if_device_failed(error)
+            raise ModelError(f"it cannot be measured which of its passes are exact ({error}).") from None
+        self._results.write(self._key(network, folder, weights), found)
+        return found
+
+    def limit(
+        self, name: str, engine: BatchEngine, network: nn.Module, folder: Path, weights: Sequence[Path]
+    ) -> Exactness:
+        """Limit an engine's passes to those that were measured to be equal, bit by bit; where nothing was
+        measured, to those of one row. Return what was measured."""
+        found = self._results.read(self._key(network, folder, weights), Exactness)
+        limits = found or UNMEASURED
+        engine.limit_passes(limits.rows_max or 1, limits.draft_tokens_max or 0)
+        if found is None:
+            log.warning(
+                "%s: --exact decodes each row in passes of its own, because which others are exact was not"
+                " measured: `roundhouse doctor --model` measures it, once for each model, device and version",
+                name,
+            )
+            return limits
+        drafts = f"drafts are verified up to {found.draft_tokens_max} tokens at a time, row by row"
+        drafts = drafts if found.draft_tokens_max else "no drafts are verified"
+        log.info("%s: --exact decodes at most %d rows in a pass; %s", name, limits.rows_max, drafts)
+        if any(check.kind == "chunks" and not check.is_exact for check in found.checks):
+            log.warning("%s: how a prompt is cut into chunks rounds differently, also with --exact", name)
+        return found
+
+    def _key(self, network: nn.Module, folder: Path, weights: Sequence[Path]) -> str:
+        return key_of(folder, weights, network, *self._settings)
+
 
 def measure(
     engine: BatchEngine,
-    checks: Sequence[PassCheck] = LOAD_CHECKS,
-    size: TrialSize = AT_LOAD,
+    checks: Sequence[PassCheck] = CHECKS,
+    *,
+    limits: bool = False,
     clock: Callable[[], float] = time.monotonic,
 ) -> Exactness:
-    """Return the results of `checks`, of those kinds that the engine runs. Resets the engine."""
-    over_at = clock() + size.budget_s
-    able = [check for check in checks if _is_run(engine, check)]
-    results: list[PassCheck] = []
-    with _Trial(engine, size) as trial:
-        for check in able:
-            if clock() >= over_at:
-                break
-            results.append(trial.run(check))
-    return Exactness(checks=results, is_complete=len(results) == len(able))
+    """Return the results of `checks`, of those kinds that the engine runs. `limits`: also the limits within
+    which every measured pass equals passes of one row, bit by bit; what was not measured is outside of them.
+    Resets the engine."""
+    over_at = clock() + MEASURE_S_MAX
+    results: dict[PassCheck, PassCheck] = {}
+    is_complete = True
+    with _Trial(engine) as trial:
+
+        def is_exact(check: PassCheck) -> bool:
+            nonlocal is_complete
+            if check not in results and _is_run(engine, check):
+                if clock() >= over_at:
+                    is_complete = False
+                    return False
+                results[check] = trial.run(check)
+            return check in results and results[check].is_exact
+
+        for check in checks:
+            is_exact(check)
+        found = Exactness(checks=list(results.values()))
+        if limits:
+            rows = (PassCheck(kind="decode", rows=rows) for rows in range(2, ROWS_MAX + 1))
+            widths = (PassCheck(kind="verify", rows=1, tokens=tokens) for tokens in range(2, FED_MAX + 1))
+            rows_max = max([1, *(check.rows for check in takewhile(is_exact, rows))])
+            width = max([0, *(check.tokens for check in takewhile(is_exact, widths))])
+            found = structs.replace(found, rows_max=rows_max, draft_tokens_max=width)
+    return structs.replace(found, is_complete=is_complete)
 
 
-def find_limits(engine: BatchEngine, clock: Callable[[], float] = time.monotonic) -> Exactness:
-    """Return the limits within which every measured pass equals passes of one row, bit by bit. What was not
-    measured is outside of them. Resets the engine."""
-    over_at = clock() + THOROUGH.budget_s
-    with _Trial(engine, THOROUGH) as trial:
-        results: list[PassCheck] = []
-
-        def holds(check: PassCheck) -> bool:
-            if not _is_run(engine, check) or clock() >= over_at:
-                return False
-            results.append(trial.run(check))
-            return results[-1].is_exact
-
-        rows_max = _last(partial(_of_rows, holds), range(2, ROWS_MAX + 1))
-        width = _last(partial(_of_tokens, holds), range(2, FED_MAX + 1))
-        for tokens in (1, 8):
-            holds(PassCheck(kind="chunks", rows=1, tokens=tokens))
-    return Exactness(
-        checks=results,
-        is_complete=clock() < over_at,
-        rows_max=rows_max,
-        draft_tokens_max=width if width > 1 else 0,
-    )
-
-
-def _of_rows(holds: Callable[[PassCheck], bool], rows: int) -> bool:
-    return holds(PassCheck(kind="decode", rows=rows))
-
-
-def _of_tokens(holds: Callable[[PassCheck], bool], tokens: int) -> bool:
-    return holds(PassCheck(kind="verify", rows=1, tokens=tokens))
-
-
-def _last(holds: Callable[[int], bool], counts: range) -> int:
-    """Return the last of `counts` up to which all hold; 1 if not even the first does."""
-    for count in counts:
-        if not holds(count):
-            return count - 1
-    return counts[-1]
+def _types(network: Any) -> tuple[mx.Dtype, int | None]:
+    """Return the type of most weights that are not packed, and the bits of packed ones."""
+    sizes: dict[mx.Dtype, int] = {}
+    for array in arrays_of(network.parameters()).values():
+        if mx.issubdtype(array.dtype, mx.floating):
+            sizes[array.dtype] = sizes.get(array.dtype, 0) + array.nbytes
+    bits = {module.bits for module in network.modules() if isinstance(module, nn.QuantizedLinear)}
+    return max(sizes, key=lambda dtype: sizes[dtype], default=mx.float32), min(bits, default=None)
 
 
 def _is_run(engine: BatchEngine, check: PassCheck) -> bool:
@@ -146,16 +177,16 @@ class _Trial:
     """The prompts, prefilled as one chunk each, and their answers alone. A context manager: at its end the
     engine has no rows."""
 
-    def __init__(self, engine: BatchEngine, size: TrialSize) -> None:
-        self._engine, self._tokens = engine, size.tokens
-        self._prompts = [_prompt(index, length) for index, length in enumerate(size.lengths)]
+    def __init__(self, engine: BatchEngine) -> None:
+        self._engine = engine
+        self._prompts = [_prompt(index, length) for index, length in enumerate(_LENGTHS)]
         self._alone: list[Answer] = []
 
     def __enter__(self) -> _Trial:
         for index, prompt in enumerate(self._prompts):
             self._engine.prefill({_base(index): prompt[:-1]})
         for index in range(len(self._prompts)):
-            self._alone += self._answers([index], self._tokens)
+            self._alone += self._answers([index], _TOKENS)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -199,7 +230,7 @@ class _Trial:
             if width > 1
         }
         found: dict[str, list[SampledToken]] = {name: [] for name in names}
-        while min(map(len, found.values())) < min(self._tokens, tokens + width - 1):
+        while min(map(len, found.values())) < min(_TOKENS, tokens + width - 1):
             step = engine.step(drafts)
             drafts = {}
             for name, token in step.tokens.items():

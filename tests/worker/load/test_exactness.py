@@ -16,9 +16,8 @@ from mlx_lm.utils import load_model
 from protocol.types import PassCheck
 from tests.models.fixtures import model_folder
 from worker.interfaces import ModelError
-from worker.load.probe_results import ProbeResults
-from worker.load.probes import chip, exactness
-from worker.load.probes.row_counts import AT_LOAD, LOAD_CHECKS, find_limits, measure
+from worker.load import chip, exactness
+from worker.load.exactness import CHECKS, UNMEASURED, ExactnessResults, measure
 from worker.runner.kv.capability_probe import BatchCapabilities
 from worker.runner.runner import BatchEngine
 from worker.values import SamplingParams
@@ -93,11 +92,8 @@ def alone() -> list[list[int]]:
 def test_the_trial_finds_a_network_whose_results_depend_on_the_number_of_rows(alone: list[list[int]]) -> None:
     engine = BatchEngine(RowDependent(rows=5, tokens=3), ABLE)
     assert answers(engine, PROMPTS) != alone, "otherwise this network shows nothing"
-    found = {
-        (check.kind, check.rows, check.tokens): check
-        for check in measure(engine, LOAD_CHECKS, AT_LOAD, stopped).checks
-    }
-    assert len(found) == len(LOAD_CHECKS)
+    found = {(check.kind, check.rows, check.tokens): check for check in measure(engine, clock=stopped).checks}
+    assert len(found) == len(CHECKS)
     assert found["decode", 2, 1].is_exact
     assert found["decode", 4, 1].is_exact
     assert not PassCheck(kind="decode", rows=2, difference=1e-6).is_exact  # not even rounding may differ
@@ -111,7 +107,7 @@ def test_the_trial_finds_a_network_whose_results_depend_on_the_number_of_rows(al
 def test_exact_keeps_to_the_passes_that_agree(alone: list[list[int]], drafts: bool) -> None:
     network = RowDependent(rows=5, tokens=3)
     engine = BatchEngine(network, ABLE)
-    limits = find_limits(engine, stopped)
+    limits = measure(engine, limits=True, clock=stopped)
     assert (limits.rows_max, limits.draft_tokens_max, limits.is_complete) == (5, 3, True)
     engine.limit_passes(5, 3)
     assert answers(engine, PROMPTS, drafts=drafts) == alone
@@ -119,7 +115,7 @@ def test_exact_keeps_to_the_passes_that_agree(alone: list[list[int]], drafts: bo
 
 def test_exact_runs_each_row_by_itself_where_no_other_pass_agrees(alone: list[list[int]]) -> None:
     engine = BatchEngine(RowDependent(rows=1, tokens=1), ABLE)
-    limits = find_limits(engine, stopped)
+    limits = measure(engine, limits=True, clock=stopped)
     assert (limits.rows_max, limits.draft_tokens_max) == (1, 0)
     engine.limit_passes(1, 0)
     assert not engine.capabilities.together
@@ -127,39 +123,42 @@ def test_exact_runs_each_row_by_itself_where_no_other_pass_agrees(alone: list[li
     assert answers(engine, PROMPTS, drafts=True) == alone
 
 
-def test_a_trial_ends_after_its_time_and_says_so() -> None:
+def test_a_measurement_ends_after_its_time_and_says_so() -> None:
     engine = BatchEngine(RowDependent(rows=99, tokens=99), ABLE)
     now = iter(range(100))
-    found = measure(engine, LOAD_CHECKS, AT_LOAD, lambda: 0.4 * next(now))
+    found = measure(engine, clock=lambda: 120.0 * next(now))
     assert len(found.checks) == 2
     assert not found.is_complete
-    late = find_limits(engine, lambda: 1e9 * next(now))
+    late = measure(engine, limits=True, clock=lambda: 1e9 * next(now))
     assert (late.rows_max, late.draft_tokens_max, late.is_complete) == (1, 0, False)
 
 
-def test_a_model_is_measured_once_per_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    network = RowDependent(rows=5, tokens=3)
-    cache = ProbeResults(tmp_path)
-    first = exactness.determine("m", BatchEngine(network, ABLE), network, "exact", cache, lambda: "key")
-    monkeypatch.setattr(exactness, "_measured", None)  # a call would raise
-    engine = BatchEngine(network, ABLE)
-    assert exactness.determine("m", engine, network, "exact", cache, lambda: "key") == first
-    assert not engine.capabilities.padded
-    monkeypatch.setenv("MLX_ENABLE_TF32", "0")
-    with pytest.raises(ModelError, match="leave --exact out"):
-        exactness.determine("m", engine, network, "exact", cache, lambda: "key")
-
-
-def test_nothing_is_measured_by_default_on_a_cpu_and_a_failed_trial_is_no_reason_not_to_serve(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_what_was_measured_is_kept_for_its_model_settings_and_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    network = RowDependent(rows=5, tokens=3)
-    monkeypatch.setattr(exactness, "_measured", None)  # a call raises
-    engine = BatchEngine(network, ABLE)
-    assert exactness.determine("m", engine, network, "load", ProbeResults(None), lambda: "key") is None
-    assert not caplog.text
-    assert exactness.determine("m", engine, network, "table", ProbeResults(None), lambda: "key") is None
-    assert "could not be measured" in caplog.text
+    network, folder = RowDependent(rows=5, tokens=3), model_folder("llama")
+    of_model: Any = ("m", BatchEngine(network, ABLE), network, folder, list(folder.glob("*.safetensors")))
+    assert ExactnessResults(tmp_path).limit(*of_model) == UNMEASURED
+    assert "was not measured" in caplog.text
+    monkeypatch.setattr(exactness, "MEASURE_S_MAX", 1e9)
+    of_model = (of_model[0], BatchEngine(network, ABLE), *of_model[2:])
+    found = ExactnessResults(tmp_path).keep(*of_model)
+    assert (found.rows_max, found.draft_tokens_max) == (5, 3)
+    assert ExactnessResults(tmp_path).limit(*of_model) == found
+    assert not of_model[1].capabilities.padded
+    assert ExactnessResults(tmp_path, "other settings").limit(*of_model) == UNMEASURED
+    monkeypatch.setenv("MLX_ENABLE_TF32", "0")
+    assert ExactnessResults(tmp_path).limit(*of_model) == UNMEASURED
+
+
+def test_a_model_that_cannot_be_measured_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(engine: BatchEngine, *, limits: bool) -> None:
+        raise ValueError("no such pass")
+
+    network, folder = RowDependent(rows=5, tokens=3), model_folder("llama")
+    monkeypatch.setattr(exactness, "measure", failing)
+    with pytest.raises(ModelError, match="which of its passes are exact"):
+        ExactnessResults(tmp_path).keep("m", BatchEngine(network, ABLE), network, folder, [])
 
 
 def test_wrong_products_of_a_chip_are_named_with_what_avoids_them() -> None:
