@@ -17,6 +17,7 @@ from worker.core.scheduler import Scheduler, SchedulerConfig
 from worker.core.speculation import Speculation
 from worker.interfaces import Model
 from worker.load.load import ModelLoader
+from worker.load.options import LoadOptions
 from worker.values import EngineRequest
 
 BYTES_MAX = 2**40
@@ -25,7 +26,9 @@ BYTES_MAX = 2**40
 
 def load(folder: Path, draft: Path | None = None) -> Model:
     """Load and warm up the model in `folder`, and its draft model, as a worker does."""
-    loader = ModelLoader(str(folder), draft_model=str(draft) if draft else None, speculation="auto")
+    loader = ModelLoader(
+        str(folder), LoadOptions(draft_model=str(draft) if draft else None, speculation="auto")
+    )
     model = loader.load(lambda done, total: None)
     assert isinstance(model, Model)
     return model

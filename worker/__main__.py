@@ -8,17 +8,16 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from protocol import lifeline, sockets
-from protocol.adapters import split_setting
 from protocol.common import gc_heap, logs, temporary_folder
 from protocol.common.cache_folder import cache_folder
 from protocol.common.state_folder import state_folder
 from protocol.hosts import HostsError
 from protocol.settings import reader as settings
 from protocol.settings.job_status import status_for_manager
-from protocol.settings.parsers import NamedParsers
 from protocol.settings.worker import WorkerSettings
 from protocol.types import Resources
 from worker.interfaces import InsufficientMemoryError, Loader, ModelError
@@ -27,7 +26,6 @@ from worker.process.preload import preload_openblas
 from worker.process.startup_timer import StartupTimer
 from worker.ranks import rank_info
 from worker.ranks.settings import of_set
-from worker.values import kv_quantization_of
 
 IMPORTS = (
     "worker.gateway.service",
@@ -88,32 +86,15 @@ def _end(number: int, frame: object) -> None:
 
 def _run_alone(configured: WorkerSettings, timer: StartupTimer) -> int:
     from worker.load.load import ModelLoader
+    from worker.load.options import LoadOptions
 
-    loader = ModelLoader(
-        configured.model or None,
-        stands_in=configured.stands_in,
-        served_name=configured.served_name,
-        memory_headroom=configured.memory_headroom,
-        memory_limit_bytes=configured.memory_limit_bytes,
-        memory_budget=configured.memory_budget,
-        wired=configured.wired,
-        task=configured.task,
-        text_only=configured.text_only,
-        parsers=NamedParsers(configured.tool_call_parser, configured.reasoning_parser),
-        draft_model=configured.draft_model,
-        speculation=configured.speculation,
-        exactness="limits" if configured.exact else "none",
-        exactness_folder=state_folder(os.environ) / "exactness" if configured.exact else None,
-        adapters=[pair for word in configured.adapters if (pair := split_setting(word)) is not None],
-        kv_quantization=kv_quantization_of(configured),
-        experts_memory=configured.experts_memory,
-        probe_cache_folder=_probe_cache_folder(),
-        timer=timer,
-    )
+    folder = state_folder(os.environ) / "exactness" if configured.exact else None
+    options = replace(LoadOptions.of(configured), probe_folder=_probe_folder(), exactness_folder=folder)
+    loader = ModelLoader(configured.model or None, options, timer=timer)
     return _serve(loader, configured, timer, loader.device_memory)
 
 
-def _probe_cache_folder() -> Path:
+def _probe_folder() -> Path:
     return cache_folder(os.environ, sys.platform) / "trials"
 
 

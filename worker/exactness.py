@@ -6,19 +6,18 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from dataclasses import replace
 
 import msgspec
 
 from protocol.common import logs
 from protocol.common.state_folder import state_folder
 from protocol.settings import reader as settings
-from protocol.settings.parsers import NamedParsers
 from protocol.settings.worker import WorkerSettings
 from protocol.types import ContextFit, ModelReport
 from worker.interfaces import EmbeddingModel, InsufficientMemoryError, Model, ModelError
 from worker.process import file_limit, kernel_folder
 from worker.process.preload import preload_openblas
-from worker.values import kv_quantization_of
 
 
 def main() -> int:
@@ -52,20 +51,17 @@ def main() -> int:
 def _load(configured: WorkerSettings) -> Model | EmbeddingModel:
     """Load the model as a worker does, without drafts and adapters. Raises as a loader."""
     from worker.load.load import ModelLoader
+    from worker.load.options import LoadOptions
 
-    loader = ModelLoader(
-        configured.model or None,
-        memory_headroom=configured.memory_headroom,
-        memory_limit_bytes=configured.memory_limit_bytes,
-        memory_budget=configured.memory_budget,
-        text_only=configured.text_only,
-        parsers=NamedParsers(configured.tool_call_parser, configured.reasoning_parser),
+    options = replace(
+        LoadOptions.of(configured),
+        draft_model=None,
+        speculation="off",
+        adapters=(),
         exactness="measure",
         exactness_folder=state_folder(os.environ) / "exactness",
-        kv_quantization=kv_quantization_of(configured),
-        experts_memory=configured.experts_memory,
     )
-    return loader.load(lambda done, total: None)
+    return ModelLoader(configured.model or None, options).load(lambda done, total: None)
 
 
 def _context(configured: WorkerSettings, model: Model) -> ContextFit | None:

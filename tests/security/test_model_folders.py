@@ -19,6 +19,7 @@ from tests.worker.folders import copied, failure, nothing
 from worker.interfaces import Model, ModelError
 from worker.load.config import read_config
 from worker.load.load import ModelLoader
+from worker.load.options import LoadOptions
 from worker.load.sharded.loader import ShardLoader
 from worker.load.sharded.parallelism import ShardGroup
 
@@ -97,7 +98,7 @@ def load_whole() -> None:
 def load_shard() -> None:
     split = ShardGroup("ring", None)
     split.size = 2
-    ShardLoader("/nowhere/at/all", split, served_name="m").read(nothing)
+    ShardLoader("/nowhere/at/all", split, LoadOptions(served_name="m")).read(nothing)
 
 
 @pytest.mark.parametrize("load", [load_whole, load_shard])

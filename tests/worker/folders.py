@@ -12,6 +12,7 @@ import pytest
 from tests.models.fixtures import model_folder
 from worker.interfaces import ModelError
 from worker.load.load import ModelLoader
+from worker.load.options import LoadOptions
 
 
 def nothing(done: int, total: int) -> None:
@@ -30,7 +31,7 @@ def copied(tmp_path: Path, name: str = "dense", **changes: Any) -> Path:
 
 def failure(model: str | Path, **options: Any) -> str:
     with pytest.raises(ModelError) as caught:
-        ModelLoader(str(model), **options).load(nothing)
+        ModelLoader(str(model), LoadOptions(**options)).load(nothing)
     message = str(caught.value)
     assert message.endswith((".", "?"))
     assert "\n" not in message

@@ -361,13 +361,14 @@ def load(
     """Load an architecture's tiny model by the worker's own loader, with that of `draft` as its draft
     model. It is probed once for all tests of a run."""
     from worker.load.load import ModelLoader
+    from worker.load.options import LoadOptions
 
-    loader = ModelLoader(
-        str(_folder(architecture)),
+    options = LoadOptions(
         draft_model=str(model_folder(draft)) if draft else None,
         kv_quantization=kv_quantization,
-        probe_cache_folder=Process.cache,
+        probe_folder=Process.cache,
     )
+    loader = ModelLoader(str(_folder(architecture)), options)
     model = loader.load(lambda done, total: None)
     assert isinstance(model, Model)
     return model

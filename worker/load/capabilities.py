@@ -10,7 +10,7 @@ too; layers with kernels of their own for a GPU are known on the kind of device 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cache
 from importlib import metadata
@@ -22,11 +22,18 @@ import mlx.nn as nn
 import msgspec
 from mlx_lm.models.cache import make_prompt_cache
 
+from worker.interfaces import ModelError
 from worker.load.probe_network import farthest, stage_for
 from worker.load.probe_results import ProbeResults, key_of
 from worker.load.weights import Open, open_text
 from worker.runner.kv.batch import leaf_caches
-from worker.runner.kv.capability_probe import BatchCapabilities, probe_capabilities
+from worker.runner.kv.capability_probe import (
+    REFUSALS,
+    BatchCapabilities,
+    first_sentence,
+    probe_capabilities,
+)
+from worker.runner.kv.quantized import fresh_caches
 from worker.values import KVQuantization
 
 TABLE = Path(__file__).with_name("capabilities.json")
@@ -38,6 +45,7 @@ _ROTATIONS = {
 }
 """Rotary embeddings that call `mx.fast.rope` with a row's offset and constants, as `nn.RoPE` does: no parts.
 Those left out look at the length."""
+_QUANTIZED_CHUNKS = ((3, 1, 4, 1, 5), (9, 2), (6,))
 
 
 class FamilyVerdict(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -72,17 +80,41 @@ def capabilities_of(
     kv_quantization: KVQuantization | None = None,
 ) -> BatchCapabilities:
     """Return what a loaded network's rows can do, as the table or an earlier load knows it; or probe it.
-    Raises what upstream raises if not even a single row runs."""
+    Raises `ModelError` if its caches cannot be quantized as asked, and what upstream raises if not even a
+    single row runs."""
     if kv_quantization is None and (found := look_up(network)) is not None:
         return found
     key = key_of(folder, weights, network, "capabilities", str(kv_quantization))
     if (stored := results.read(key, BatchCapabilities)) is not None:
         return stored
-    target = replace(stage_for(folder, network, open_network), kv_quantization=kv_quantization)
-    probed = probe_capabilities(target)
+    probed = probe(folder, network, open_network, kv_quantization)
     if _is_complete(probed):  # the cause of a failed probe may be temporary
         results.write(key, probed)
     return probed
+
+
+def probe(
+    folder: Path,
+    network: nn.Module,
+    open_network: Open,
+    kv_quantization: KVQuantization | None,
+    agree: Callable[[bool], bool] = bool,
+    *,
+    alike: bool = True,
+) -> BatchCapabilities:
+    """Probe what a network's rows can do. `agree`, `alike`: as for `probe_capabilities`. Raises as
+    `capabilities_of`."""
+    if kv_quantization is not None:
+        require_quantizable(network, kv_quantization)
+    target = replace(stage_for(folder, network, open_network), kv_quantization=kv_quantization)
+    return probe_capabilities(target, agree, alike=alike)
+
+
+def require_drafts(found: BatchCapabilities) -> None:
+    """Raise `ModelError` if a draft model is of no use."""
+    if not found.ahead:
+        reasons = "; ".join(found.reasons)
+        raise ModelError(f"no drafts can be tried on it ({reasons}): leave --draft-model out.")
 
 
 def look_up(network: nn.Module) -> BatchCapabilities | None:
@@ -133,3 +165,29 @@ def _is_complete(found: BatchCapabilities) -> bool:
     """Return whether nothing failed in the probe."""
     needed = (found.together, found.padded, found.restorable, found.cut, found.ahead)
     return all(needed) and not found.reasons
+
+
+def require_quantizable(model: nn.Module, settings: KVQuantization) -> None:
+    """Run a few tokens on quantized caches. Raises `ModelError` if the model's caches or its attention, which
+    are upstream's, do not support them."""
+    able = [cache for cache in make_prompt_cache(model) if hasattr(cache, "to_quantized")]
+    if not able:
+        why = "none of its layers has a KV cache that mlx-lm can quantize"
+    elif any(hasattr(cache, "max_size") for cache in able):
+        why = "mlx-lm cannot quantize those of its sliding-window layers"
+    else:
+        why = _refusal(model, settings)
+    if why:
+        asked = f"--kv-bits {settings.bits} with --kv-group-size {settings.group_size}"
+        raise ModelError(f"{asked}: its KV caches cannot be quantized: {why}.")
+
+
+def _refusal(model: nn.Module, settings: KVQuantization) -> str:
+    """Return why the model cannot run on quantized caches; empty: it can."""
+    try:
+        caches = fresh_caches(model, settings)
+        for tokens in _QUANTIZED_CHUNKS:
+            mx.eval(model(mx.array([tokens], mx.uint32), cache=caches), [cache.state for cache in caches])
+    except REFUSALS as error:
+        return first_sentence(error).removesuffix(".")
+    return ""

@@ -73,6 +73,13 @@ def read_config(folder: Path, name: str) -> ModelConfig:
     )
 
 
+def inspect_folder(folder: Path, name: str) -> ModelConfig:
+    """Read config.json, and require that upstream implements the model. Raises `ModelError`."""
+    config = read_config(folder, name)
+    require_known(config, name)
+    return config
+
+
 def require_known(config: ModelConfig, name: str) -> None:
     """Raise `ModelError` unless mlx-lm or mlx-vlm implements the architecture. Imports none of their
     models."""

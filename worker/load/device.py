@@ -18,6 +18,7 @@ from worker.load.source import tensor_sizes
 
 if TYPE_CHECKING:
     from worker.load.memory import MemoryBudget
+    from worker.load.options import LoadOptions
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +64,11 @@ class MemoryFit:
     limit: int | None = None
     max_bytes: int | None = None
     wired: Wired = "weights"
+
+    @classmethod
+    def of(cls, name: str, options: LoadOptions) -> MemoryFit:
+        limits = options.memory_headroom, options.memory_limit_bytes, options.memory_budget
+        return cls(name, *limits, options.wired)
 
     def budget(self, weight_bytes: int) -> MemoryBudget:
         """Return the budget of the process. Raises `ModelError` if the weights can never fit, and

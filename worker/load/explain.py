@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import errno
+import logging
 
 from protocol.common.error_text import in_bytes
 from protocol.tasks import Task
 from worker.interfaces import ModelError
 from worker.load.config import ModelConfig, reads
+from worker.process.device_errors import raise_if_device_failed
 from worker.values import ModelInfo
+
+log = logging.getLogger(__name__)
 
 _TRANSIENT = {
     *(errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.EIO, errno.EMFILE, errno.ENFILE),
@@ -16,6 +20,16 @@ _TRANSIENT = {
 }
 LINES_MAX = 5
 """Lines of an error that are shown; the first says how many names follow."""
+
+
+def raise_if_transient(error: BaseException, name: str) -> None:
+    """Raise an error that says nothing about the model, but of the device, or of the machine's memory, disk
+    or number of files at this time. Others are its fault, and logged."""
+    raise_if_device_failed(error)
+    is_full = isinstance(error, OSError) and error.errno in _TRANSIENT
+    if is_full or isinstance(error, MemoryError):
+        raise error
+    log.debug("%s: load failed", name, exc_info=error)
 
 
 def explain(error: BaseException, config: ModelConfig) -> str:
@@ -42,11 +56,6 @@ def _first_lines(text: str) -> str:
     """Return the first lines as one; upstream lists names, one a line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return " ".join(lines[:LINES_MAX]) + (" …" if len(lines) > LINES_MAX else "")
-
-
-def is_transient(error: BaseException) -> bool:
-    """Return whether an error is one of the machine at this time: of its memory, disk or number of files."""
-    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _TRANSIENT)
 
 
 def explain_blindness(error: BaseException) -> str:

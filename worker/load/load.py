@@ -9,37 +9,34 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from protocol.common.expert_plan import ExpertPlan, ExpertPlanError, plan_experts
 from protocol.common.model_folder import name_of, original_name
-from protocol.settings.parsers import RECOGNIZED, NamedParsers
 from protocol.tasks import Task
-from protocol.types import ExpertStatus, Resources, Wired
+from protocol.types import ExpertStatus, Resources
 from worker.interfaces import AdapterError, DraftProposer, EmbeddingModel, Model, ModelError, Progress
-from worker.load.config import ModelConfig, read_config, reads, require_known
+from worker.load.config import ModelConfig, inspect_folder, reads
 from worker.load.device import MemoryFit, prepare_device
 from worker.load.drafters.draft_model import DraftModel, find_draft, load_draft
-from worker.load.explain import describe, explain, explain_blindness, is_transient
+from worker.load.explain import describe, explain, explain_blindness, raise_if_transient
 from worker.load.fingerprint import fingerprint, lossy
+from worker.load.options import LoadOptions
 from worker.load.probe_results import ProbeResults, key_of
-from worker.load.probes.verify_cost import position_cost
 from worker.load.remote_code import forbid_remote_code
 from worker.load.source import bytes_of, find_folder, weight_files
 from worker.load.tasks import find_task
-from worker.load.weights import evaluate, load_weights, warm_up
-from worker.process.device_errors import raise_if_device_failed
+from worker.load.weights import evaluate, load_weights, position_cost, warm_up
 from worker.process.startup_timer import StartupTimer
-from worker.values import KVQuantization, ModelInfo
+from worker.values import ModelInfo
 
 if TYPE_CHECKING:
     from worker.input.media.preprocessing import ImagePreprocessor
-    from worker.load.exactness import ExactnessUse
     from worker.load.tokenizers import Tokenizers
     from worker.load.weights import Open
     from worker.runner.vision import VisionNetwork
@@ -52,94 +49,60 @@ _UNCUT = "its answers depend on where a prompt is cut into chunks, and upstream 
 """Refuses models that only mlx-vlm implements; others are served, with this limitation in the log."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """What is known of a model before its weights are read."""
+
+    folder: Path
+    config: ModelConfig
+    weights: Sequence[Path]
+    progress: Progress
+
+
 class ModelLoader:
     """`Loader` for a model folder, a Hugging Face id, or the embedded model."""
 
     def __init__(
-        self,
-        model: str | None,
-        *,
-        served_name: str | None = None,
-        memory_headroom: float = 0.1,
-        memory_limit_bytes: int | None = None,
-        memory_budget: int | None = None,
-        wired: Wired = "weights",
-        task: Task | None = None,
-        text_only: bool = False,
-        parsers: NamedParsers = RECOGNIZED,
-        stands_in: bool = False,
-        draft_model: str | None = None,
-        speculation: Literal["auto", "off"] | None = None,
-        exactness: ExactnessUse = "none",
-        exactness_folder: Path | None = None,
-        adapters: Sequence[tuple[str, Path]] = (),
-        kv_quantization: KVQuantization | None = None,
-        experts_memory: int | None = None,
-        probe_cache_folder: Path | None = None,
-        timer: StartupTimer | None = None,
+        self, model: str | None, options: LoadOptions | None = None, *, timer: StartupTimer | None = None
     ) -> None:
-        """`model`: folder or id; None: the embedded one. `served_name`: its name for clients; None: its own.
-        `task`: overrides the detected task. `text_only`: serve a vision model without images. `parsers`: the
-        formats of its output, if named. `stands_in`: it replaces another model, so its plan gets a name.
-        `draft_model`: folder or id of a draft model; without one, the model's own MTP layers draft, if any,
-        unless `speculation` is off. `exactness`: whether to measure which passes are exact, or to keep to
-        those that were measured to be; `exactness_folder`: where that is kept. `adapters`: names and folders.
-        `kv_quantization`: how its KV caches are quantized; None: not. `experts_memory`: bytes of experts in
-        memory; the others are read from disk when needed.
-        `memory_limit_bytes`: replaces the machine's memory; `memory_headroom`: share of it to keep free.
-        `memory_budget`: the process's most bytes. `wired`: what macOS may not page out.
-        `probe_cache_folder`: where probe results are cached."""
-        self.name = served_name or name_of(model)
+        """`model`: folder or id; None: the embedded one."""
+        options = options or LoadOptions()
+        self.name = options.served_name or name_of(model)
         self._model = model
-        self._task = task
-        self._text_only = text_only
-        self._parsers = parsers
-        self._plan = f"{name_of(model)}, one process alone" if stands_in else ""
-        self._memory_fit = MemoryFit(self.name, memory_headroom, memory_limit_bytes, memory_budget, wired)
-        self._draft_model = draft_model
-        self._speculation = speculation
-        self._exactness, self._exactness_folder = exactness, exactness_folder
-        self._adapters = adapters
-        self._kv_quantization = kv_quantization
-        self._experts_memory = experts_memory
+        self._options = options
+        self._plan = f"{name_of(model)}, one process alone" if options.stands_in else ""
+        self._memory_fit = MemoryFit.of(self.name, options)
         self._experts: ExpertPlan | None = None
         self._expert_status: Callable[[], ExpertStatus] | None = None
         self._draft: DraftModel | None = None
-        self._results = ProbeResults(probe_cache_folder)
+        self._results = ProbeResults(options.probe_folder)
         self._timer = timer or StartupTimer()
 
     def load(self, progress: Progress) -> Model | EmbeddingModel:
         self._timer.lap("start")
+        options = self._options
         forbid_remote_code()
         folder = find_folder(self._model, self._inspect)
         config = self._inspect(folder)
         self._timer.lap("imports")
-        files = weight_files(folder, self.name)
-        self._draft = find_draft(self._draft_model) if self._draft_model else None
-        task = find_task(folder, config, original_name(self._model), self._task)
-        if self._experts_memory is not None:
-            self._experts = self._planned(files, config, task, self._experts_memory)
-        weight_bytes = bytes_of(files) + (self._draft.weight_bytes if self._draft else 0)
+        files = _Files(folder, config, weight_files(folder, self.name), progress)
+        self._draft = find_draft(options.draft_model) if options.draft_model else None
+        task = find_task(folder, config, original_name(self._model), options.task)
+        if options.experts_memory is not None:
+            self._experts = self._planned(files, task, options.experts_memory)
+        weight_bytes = bytes_of(files.weights) + (self._draft.weight_bytes if self._draft else 0)
         weight_bytes -= self._experts.saved_bytes if self._experts else 0
         budget = self._memory_fit.budget(weight_bytes)
-        prepare_device(budget, is_exact=self._exactness != "none")
-        model, reason = self._attempt(folder, config, task, progress)
+        prepare_device(budget, is_exact=options.exactness != "none")
+        model, reason = self._attempt(files, task)
         if model is None:
             from worker.load import memory
 
             memory.release()
             raise ModelError(f"{self.name}: {reason}")
-        self._memory_fit.wire([*files, *(self._draft.files if self._draft else ())])
-        settings = lossy(model.info)
-        told = _versions(model.info, config) | _preparing(folder, model.info) | settings
-        facts = replace(
-            model.info,
-            cache_bytes_max=self._memory_fit.left_for_caches(budget, weight_bytes),
-            fingerprint=fingerprint(folder / "config.json", files, told),
-            identity=fingerprint(folder / "config.json", files, settings),
-            plan=self._plan,
-        )
-        model = replace(model, info=facts)
+        self._memory_fit.wire([*files.weights, *(self._draft.files if self._draft else ())])
+        cache_bytes_max = self._memory_fit.left_for_caches(budget, weight_bytes)
+        model = replace(model, info=self._identified(model.info, files, cache_bytes_max))
         self._timer.lap("fingerprint")
         log.info("%s", describe(model.info, config, task, weight_bytes))
         return model
@@ -153,60 +116,54 @@ class ModelLoader:
             return taken
         return msgspec.structs.replace(taken, experts=self._expert_status())
 
-    def _planned(
-        self, files: Sequence[Path], config: ModelConfig, task: Task, limit: int
-    ) -> ExpertPlan | None:
+    def _inspect(self, folder: Path) -> ModelConfig:
+        return inspect_folder(folder, self.name)
+
+    def _planned(self, files: _Files, task: Task, limit: int) -> ExpertPlan | None:
         """Return which experts stay on disk; None: none. Raises `ModelError`."""
         from worker.load.experts import require_experts
 
         try:
-            require_experts(config, task, text_only=self._text_only)
-            return plan_experts(files, limit)
+            require_experts(files.config, task, text_only=self._options.text_only)
+            return plan_experts(files.weights, limit)
         except (ModelError, ExpertPlanError) as error:
             raise ModelError(f"{self.name}: {error}") from None
 
-    def _inspect(self, folder: Path) -> ModelConfig:
-        config = read_config(folder, self.name)
-        require_known(config, self.name)
-        return config
+    def _identified(self, info: ModelInfo, files: _Files, cache_bytes_max: int) -> ModelInfo:
+        """Return the description of the loaded model with what identifies it."""
+        settings, config = lossy(info), files.folder / "config.json"
+        means = _versions(info, files.config) | _preparing(files.folder, info) | settings
+        return replace(
+            info,
+            cache_bytes_max=cache_bytes_max,
+            fingerprint=fingerprint(config, files.weights, means),
+            identity=fingerprint(config, files.weights, settings),
+            plan=self._plan,
+        )
 
-    def _attempt(
-        self, folder: Path, config: ModelConfig, task: Task, progress: Progress
-    ) -> tuple[Model | EmbeddingModel | None, str]:
+    def _attempt(self, files: _Files, task: Task) -> tuple[Model | EmbeddingModel | None, str]:
         """Return the model, or the reason why it cannot be loaded."""
         try:
-            if task == "generate":
-                return self._generating(folder, config, progress), ""
-            if self._adapters:
-                raise ModelError("it generates no text, so it serves no adapters: leave --adapter out.")
-            if self._kv_quantization:
-                raise ModelError("it generates no text, so it has no KV caches: leave --kv-bits out.")
-            if self._draft:
-                raise ModelError(
-                    "it generates no text, so it cannot use a draft model: leave --draft-model out."
-                )
-            return self._encoding(folder, config, task, progress), ""
+            return (self._generating(files) if task == "generate" else self._encoding(files, task)), ""
         except ModelError as error:
             return None, str(error).removeprefix(f"{self.name}: ")
         # One of upstream's families exits the process if a package is not installed.
         except (Exception, SystemExit) as error:  # boundary of the load: else it is the model's fault
-            raise_if_device_failed(error)
-            if is_transient(error):
-                raise
-            log.debug("%s: load failed", self.name, exc_info=True)
-            return None, explain(error, config)
+            raise_if_transient(error, self.name)
+            return None, explain(error, files.config)
 
-    def _generating(self, folder: Path, config: ModelConfig, progress: Progress) -> Model:
+    def _generating(self, files: _Files) -> Model:
         from worker.load.tokenizers import Tokenizers
 
         self._timer.lap("imports")
-        if self._kv_quantization:
+        options, config = self._options, files.config
+        if options.kv_quantization:
             self._require_plain_text(config)
-        tokenizers = Tokenizers(folder, config, TOKENIZERS + bool(self._draft), self._parsers)
-        drafter = self._drafter(folder, tokenizers)
-        if config.kind != "vision" or self._text_only:
-            return self._reading(folder, config, tokenizers, drafter, progress)
-        model, reason = self._seeing(folder, config, tokenizers, drafter, progress)
+        tokenizers = Tokenizers(files.folder, config, TOKENIZERS + bool(self._draft), options.parsers)
+        drafter = self._drafter(files, tokenizers)
+        if config.kind != "vision" or options.text_only:
+            return self._reading(files, tokenizers, drafter)
+        model, reason = self._seeing(files, tokenizers, drafter)
         if model is not None:
             return model
         # Outside the handler, as in `load`: memory holds only one set of weights.
@@ -214,119 +171,89 @@ class ModelLoader:
 
         memory.release()
         log.warning("%s: its images are not served, only text: %s", self.name, reason)
-        model = self._reading(folder, config, tokenizers, drafter, progress)
+        model = self._reading(files, tokenizers, drafter)
         able = msgspec.structs.replace(model.info.capabilities, image_problem=reason)
         return replace(model, info=replace(model.info, capabilities=able))
 
     def _require_plain_text(self, config: ModelConfig) -> None:
         """Raise `ModelError` for a model of mlx-vlm's, which quantizes other layers elsewhere, and if passes
-        must be measured: those over quantized caches are not."""
-        if self._exactness == "limits":
+        must be exact: those over quantized caches are not measured."""
+        if self._options.exactness == "limits":
             raise ModelError("--exact cannot be combined with --kv-bits: leave one of them out.")
         if not reads(config):
             raise ModelError("only mlx-vlm implements it, and its KV caches stay exact: leave --kv-bits out.")
-        if config.kind == "vision" and not self._text_only:
+        if config.kind == "vision" and not self._options.text_only:
             raise ModelError("--kv-bits is for text only: leave it out, or add --text-only.")
 
-    def _drafter(self, folder: Path, tokenizers: Tokenizers) -> DraftProposer | None:
+    def _drafter(self, files: _Files, tokenizers: Tokenizers) -> DraftProposer | None:
         config = self._draft.config if self._draft else None
         if self._draft is None or config is None:
             return None
-        weight_bytes = bytes_of(weight_files(folder, self.name))
-        drafter = load_draft(self._draft, config, weight_bytes, tokenizers.take(), self._results)
+        drafter = load_draft(self._draft, config, bytes_of(files.weights), tokenizers.take(), self._results)
         self._timer.lap("draft model")
         return drafter
 
-    def _reading(
-        self,
-        folder: Path,
-        config: ModelConfig,
-        tokenizers: Tokenizers,
-        drafter: DraftProposer | None,
-        progress: Progress,
-    ) -> Model:
-        if reads(config):
+    def _reading(self, files: _Files, tokenizers: Tokenizers, drafter: DraftProposer | None) -> Model:
+        """Return the model of text. With a plan for experts, these are read from disk."""
+        if self._experts is not None:
+            from worker.load.experts import open_network
+
+            network, memory, opened, parameters = open_network(self._experts, files.folder)
+            evaluate(network, files.progress)
+            self._timer.lap("weights")
+            model = self._built(files, network, opened, tokenizers, drafter)
+            self._expert_status = memory.status
+            log.info("%s: %s", self.name, self._experts.described)
+            return replace(model, info=replace(model.info, parameters=parameters))
+        if reads(files.config):
             from worker.load.weights import open_text
 
-            if self._experts is not None:
-                return self._streaming(self._experts, folder, config, tokenizers, drafter, progress)
-            network = load_weights(folder, progress)
+            network = load_weights(files.folder, files.progress)
             self._timer.lap("weights")
-            return self._built(folder, config, network, open_text, tokenizers, drafter)
+            return self._built(files, network, open_text, tokenizers, drafter)
         from worker.load.vlm_text import like, load_network, try_text
 
-        network = load_network(folder)
-        evaluate(network, progress)
+        network = load_network(files.folder)
+        evaluate(network, files.progress)
         self._timer.lap("weights")
         try_text(network)
-        return self._built(folder, config, network, like(network), tokenizers, drafter)
-
-    def _streaming(
-        self,
-        plan: ExpertPlan,
-        folder: Path,
-        config: ModelConfig,
-        tokenizers: Tokenizers,
-        drafter: DraftProposer | None,
-        progress: Progress,
-    ) -> Model:
-        """Return the model whose experts are read from disk."""
-        from worker.load.experts import open_network
-
-        network, memory, opened, parameters = open_network(plan, folder)
-        evaluate(network, progress)
-        self._timer.lap("weights")
-        model = self._built(folder, config, network, opened, tokenizers, drafter)
-        self._expert_status = memory.status
-        log.info("%s: %s", self.name, plan.described)
-        return replace(model, info=replace(model.info, parameters=parameters))
+        return self._built(files, network, like(network), tokenizers, drafter)
 
     def _seeing(
-        self,
-        folder: Path,
-        config: ModelConfig,
-        tokenizers: Tokenizers,
-        drafter: DraftProposer | None,
-        progress: Progress,
+        self, files: _Files, tokenizers: Tokenizers, drafter: DraftProposer | None
     ) -> tuple[Model | None, str]:
         """Return the model with image input, or the reason why its images cannot be served. Raises what says
         nothing about the model: a next attempt may succeed."""
         from worker.load.vision import require_files, require_tower
         from worker.load.vlm_text import load_network
 
-        timer = self._timer
         try:
-            require_files(folder)
-            timer.lap("imports")
-            network = load_network(folder)
+            require_files(files.folder)
+            self._timer.lap("imports")
+            network = load_network(files.folder)
             require_tower(network)
-            image_preprocessor = self._opened(folder, network, progress)
-            evaluate(network, progress)  # already evaluated if image input was just probed
-            timer.lap("weights")
-            return self._built(
-                folder, config, network, load_network, tokenizers, drafter, image_preprocessor
-            ), ""
-        except (Exception, SystemExit) as error:  # boundary of the load, as in `_try_load`
-            raise_if_device_failed(error)
-            if is_transient(error):
-                raise
-            log.debug("%s: loading with images failed", self.name, exc_info=True)
+            image_preprocessor = self._opened(files, network)
+            evaluate(network, files.progress)  # already evaluated if image input was just probed
+            self._timer.lap("weights")
+            return self._built(files, network, load_network, tokenizers, drafter, image_preprocessor), ""
+        except (Exception, SystemExit) as error:  # boundary of the load, as in `_attempt`
+            raise_if_transient(error, self.name)
             return None, explain_blindness(error)
 
-    def _opened(self, folder: Path, network: VisionNetwork, progress: Progress) -> ImagePreprocessor:
-        """Open the image preprocessor; probe image input unless the result is cached. Raises anything."""
+    def _opened(self, files: _Files, network: VisionNetwork) -> ImagePreprocessor:
+        """Open the image preprocessor; probe image input unless the result is kept. Raises anything."""
         from worker.input.media.preprocessing import ImagePlaceholders, ImagePreprocessor
         from worker.input.media.processor import LazyProcessor
         from worker.load.vision import look_for_places, reserved_by, try_eyes
 
-        timer, processor, reserved = self._timer, LazyProcessor(folder), reserved_by(network)
-
-        key = key_of(folder, weight_files(folder, self.name), network, "placeholders")
+        timer, folder = self._timer, files.folder
+        processor, reserved = LazyProcessor(folder), reserved_by(network)
+        key = key_of(folder, files.weights, network, "placeholders")
         found = self._results.read(key, ImagePlaceholders)
         if found is None:
             found = look_for_places(folder, processor())
             timer.lap("eyes")
-            evaluate(network, progress)
+            evaluate(network, files.progress)
             timer.lap("weights")
             preprocessor = ImagePreprocessor(processor, found, reserved)
             found = replace(found, token_bytes=try_eyes(preprocessor, processor(), network, folder))
@@ -336,37 +263,30 @@ class ModelLoader:
 
     def _built(
         self,
-        folder: Path,
-        config: ModelConfig,
+        files: _Files,
         network: Any,
         opened: Open,
         tokenizers: Tokenizers,
         drafter: DraftProposer | None,
         image_preprocessor: ImagePreprocessor | None = None,
     ) -> Model:
-        """Build the model around a loaded network, probe it and warm it up. `opened`: how it was
-        loaded."""
-        from worker.load.capabilities import capabilities_of
-        from worker.load.probes.kv_quantization import require_quantizable
+        """Build the model around a loaded network, and warm it up. `opened`: how it was loaded."""
+        from worker.load.capabilities import capabilities_of, require_drafts
         from worker.load.text import build_text_model
 
-        timer, kv = self._timer, self._kv_quantization
-        if kv is not None:
-            require_quantizable(network, kv, self.name)
-        files = weight_files(folder, self.name)
-        capabilities = capabilities_of(folder, network, files, self._results, opened, kv)
+        timer, kv = self._timer, self._options.kv_quantization
+        capabilities = capabilities_of(files.folder, network, files.weights, self._results, opened, kv)
         timer.lap("trial")
-        if not capabilities.cut and not reads(config):
+        if not capabilities.cut and not reads(files.config):
             raise ModelError(_UNCUT)
-        if self._draft and not capabilities.ahead:
-            reasons = "; ".join(capabilities.reasons)
-            raise ModelError(f"no drafts can be tried on it ({reasons}): leave --draft-model out.")
+        if self._draft:
+            require_drafts(capabilities)
         if drafter is None and capabilities.ahead:
-            drafter = self._listener(folder, network)
+            drafter = self._listener(files.folder, network)
         model = build_text_model(
             self.name,
-            folder,
-            config,
+            files.folder,
+            files.config,
             network,
             image_preprocessor,
             drafter,
@@ -376,25 +296,27 @@ class ModelLoader:
         )
         timer.lap("tokenizer")
         warm_up(model.engine, rows=2)
-        model, can_verify = self._compared(model, network, folder)
-        if can_verify and (self._speculation or ("auto" if model.engine.drafter else "off")) == "auto":
+        model, can_verify = self._limited(model, network, files)
+        speculation = self._options.speculation or ("auto" if model.engine.drafter else "off")
+        if can_verify and speculation == "auto":
             model = replace(model, position_cost=position_cost(model.engine))
         timer.lap("warm-up")
         return self._with_adapters(model)
 
-    def _compared(self, model: Model, network: Any, folder: Path) -> tuple[Model, bool]:
+    def _limited(self, model: Model, network: Any, files: _Files) -> tuple[Model, bool]:
         """Return the model after `--exact` or `doctor` have done their part, and whether drafts are verified.
         Raises `ModelError`."""
         from worker.load.exactness import ExactnessResults
         from worker.runner.runner import BatchEngine
 
-        engine = model.engine
+        options, engine = self._options, model.engine
         assert isinstance(engine, BatchEngine), "it was just built"
-        if self._exactness == "none":
+        if options.exactness == "none":
             return model, engine.capabilities.ahead
-        results = ExactnessResults(self._exactness_folder, f"{self._kv_quantization} {bool(self._experts)}")
-        use = results.limit if self._exactness == "limits" else results.keep
-        exactness = use(self.name, engine, network, folder, weight_files(folder, self.name))
+        settings = f"{options.kv_quantization} {bool(self._experts)}"
+        results = ExactnessResults(options.exactness_folder, settings)
+        use = results.limit if options.exactness == "limits" else results.keep
+        exactness = use(self.name, engine, network, files.folder, files.weights)
         if self._draft and not engine.capabilities.ahead:
             raise ModelError(
                 "with --exact no drafts are verified, because passes of several tokens round differently on"
@@ -407,21 +329,22 @@ class ModelLoader:
 
     def _with_adapters(self, model: Model) -> Model:
         """Return the model with its adapters. Raises `ModelError`."""
-        if self._exactness == "limits":
-            if self._adapters:
+        adapters = self._options.adapters
+        if self._options.exactness == "limits":
+            if adapters:
                 raise ModelError(
                     "with --exact no adapters are served, because rows with different ones are not computed"
                     " bit by bit as alone: leave --exact or --adapter out."
                 )
             return replace(model, adapters=None)
         assert model.adapters is not None, "a model of one process serves adapters"
-        for name, folder in self._adapters:
+        for name, folder in adapters:
             try:
                 # What they leave for the caches is checked with the context length.
                 model.adapters.load(name, folder, bytes_max=2**62)
             except AdapterError as error:
                 raise ModelError(f"the adapter {name} cannot be served: {error} ({folder}).") from None
-        if self._adapters:
+        if adapters:
             self._timer.lap("adapters")
         return model
 
@@ -432,20 +355,27 @@ class ModelLoader:
         drafter: DraftProposer | None = None
         if self._draft is not None:
             drafter = load_separate_layers(self._draft, network)
-        elif self._speculation != "off" and self._experts is None:
+        elif self._options.speculation != "off" and self._experts is None:
             drafter = load_own_layers(folder, network, self.name)
         if drafter is not None:
             self._timer.lap("prediction layers")
         return drafter
 
-    def _encoding(self, folder: Path, config: ModelConfig, task: Task, progress: Progress) -> EmbeddingModel:
+    def _encoding(self, files: _Files, task: Task) -> EmbeddingModel:
         from worker.load.embedding import build_encoding_model, load_network
 
+        for is_asked, what, option in (
+            (self._options.adapters, "so it serves no adapters", "--adapter"),
+            (self._options.kv_quantization, "so it has no KV caches", "--kv-bits"),
+            (self._draft, "so it cannot use a draft model", "--draft-model"),
+        ):
+            if is_asked:
+                raise ModelError(f"it generates no text, {what}: leave {option} out.")
         self._timer.lap("imports")
-        network = load_network(folder, config, task)
-        evaluate(network, progress)
+        network = load_network(files.folder, files.config, task)
+        evaluate(network, files.progress)
         self._timer.lap("weights")
-        model = build_encoding_model(self.name, folder, config, task, network)
+        model = build_encoding_model(self.name, files.folder, files.config, task, network)
         self._timer.lap("tokenizer")
         return model
 

@@ -1,16 +1,18 @@
-"""Load a network's weights, evaluate them in groups, and run each kind of step once."""
+"""Load a network's weights, evaluate them in groups, run each kind of step once, and measure some."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from protocol.common.temporary_folder import TemporaryFolder
 from worker.interfaces import Engine, Progress
 from worker.load.rope_parameters import overrides
-from worker.values import SamplingParams
+from worker.values import PRICED_COLUMNS, SamplingParams
 
 Open = Callable[[Path], Any]
 """Opens a folder's network with lazy parameters."""
@@ -18,6 +20,10 @@ GROUP_BYTES = 64 * 2**20
 """Bytes of weights that are evaluated before the next progress report."""
 _WARM_PROMPT = (1, 2, 3, 4, 5)
 _WARM_STEPS = 3
+_PRICED_ROW = "priced"
+_PRICED_DRAFTS = tuple(range(6, 5 + PRICED_COLUMNS))
+_PRICED_LAPS = 2
+"""Repetitions of each kind of step; the fastest counts, because the machine may be busy."""
 
 
 def open_text(folder: Path) -> Any:
@@ -76,3 +82,23 @@ def warm_up(engine: Engine, rows: int) -> None:
     for _ in range(_WARM_STEPS):
         engine.step()
     engine.reset()
+
+
+def position_cost(engine: Engine, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Measure the price of a column in verify steps, as in `Model`. Resets the engine. The sequence of calls
+    does not depend on results, because all ranks of a sharded model make it."""
+    lap = partial(_lap, engine, clock)
+    engine.prefill({_PRICED_ROW: _WARM_PROMPT[:-1]})
+    engine.start(_PRICED_ROW, _WARM_PROMPT, len(_WARM_PROMPT), SamplingParams())
+    wide = min(lap(_PRICED_DRAFTS) for _ in range(_PRICED_LAPS))
+    engine.step()  # may feed accepted tokens again
+    engine.step()  # starts the pipeline
+    plain = min(lap(()) for _ in range(_PRICED_LAPS))
+    engine.reset()
+    return max(0.0, wide / plain - 1) / (PRICED_COLUMNS - 1)
+
+
+def _lap(engine: Engine, clock: Callable[[], float], drafts: Sequence[int]) -> float:
+    began = clock()
+    engine.step({_PRICED_ROW: drafts} if drafts else {})
+    return clock() - began

@@ -21,7 +21,8 @@ from protocol import sockets
 from protocol.settings.reader import EXIT_CONFIGURATION
 from protocol.settings.worker import WorkerSettings
 from worker.interfaces import Engine, InsufficientMemoryError, ModelError
-from worker.load.sharded.loader import part_loader
+from worker.load.options import LoadOptions
+from worker.load.sharded.loader import ShardLoader
 from worker.load.sharded.parallelism import ShardGroup
 from worker.ranks import rank_keys, rpc
 from worker.ranks.line import FollowerLine
@@ -149,7 +150,12 @@ def _keys(settings: WorkerSettings) -> sockets.Curve | None:
 def _follow(place: RankInfo, line: FollowerLine, settings: WorkerSettings) -> NoReturn:
     """Load the shard, then execute calls. Raises the failure that ends it."""
     split, join = ShardGroup(place.backend, settings.split), _expect(line.receive(), rpc.Join)
-    loader = part_loader(settings, split, measures_verify_cost=join.measures_verify_cost)
+    loader = ShardLoader(
+        settings.model or None,
+        split,
+        LoadOptions.of(settings),
+        measures_verify_cost=join.measures_verify_cost,
+    )
     split.join()
     loader.read(lambda done, total: None)
     line.send(rpc.WeightsLoaded(place.rank), HEARD_S_MAX)

@@ -51,7 +51,8 @@ class SetLoader:
     def load(self, progress: Progress) -> Model:
         """Load the model on all ranks. Also raises `RankAbsentError` if a rank does not connect."""
         # These imports take seconds, so they come after the worker has connected to the gateway.
-        from worker.load.sharded.loader import part_loader
+        from worker.load.options import LoadOptions
+        from worker.load.sharded.loader import ShardLoader
         from worker.load.sharded.parallelism import ShardGroup
 
         meeting, line, settings = self._meeting, self._meeting.line, self._settings
@@ -64,7 +65,13 @@ class SetLoader:
                 raise ModelError(f"{self.name}: {option} is for models that one machine runs: leave it out.")
         split = ShardGroup(meeting.backend, settings.split)
         is_drafting = settings.speculation == "auto"
-        loader = self._loader = part_loader(settings, split, self._timer, measures_verify_cost=is_drafting)
+        loader = self._loader = ShardLoader(
+            settings.model or None,
+            split,
+            LoadOptions.of(settings),
+            timer=self._timer,
+            measures_verify_cost=is_drafting,
+        )
         watch = meeting.gather()
         line.call(rpc.Join(is_drafting))
         split.join()

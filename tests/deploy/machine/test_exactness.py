@@ -17,6 +17,7 @@ from protocol.types import Capabilities, ContextFit, Exactness, ModelReport, Pas
 from tests.models.fixtures import model_folder
 from worker.interfaces import Model
 from worker.load.load import ModelLoader
+from worker.load.options import LoadOptions
 
 FOUND = Exactness(
     checks=[
@@ -49,7 +50,9 @@ def test_a_model_is_measured_in_a_process_of_its_own_with_the_context_that_fits(
     assert exact.tokens < lossy.tokens <= exact.context_length
     assert exact.row_bytes <= exact.cache_bytes < 9_000_000
     folder = tmp_path / "roundhouse" / "exactness"
-    loaded = ModelLoader(model, exactness="limits", exactness_folder=folder).load(lambda done, total: None)
+    loaded = ModelLoader(model, LoadOptions(exactness="limits", exactness_folder=folder)).load(
+        lambda done, total: None
+    )
     assert isinstance(loaded, Model)
     assert loaded.info.exactness == report.exactness
 

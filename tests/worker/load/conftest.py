@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.load.load import ModelLoader
+from worker.load.options import LoadOptions
 
 
 @pytest.fixture(scope="session")
@@ -17,7 +17,7 @@ def probe_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def _probes_are_kept(probe_results: Path) -> Iterator[None]:
-    """Make it the default folder of probe results. A test of a probe says `probe_cache_folder=None`."""
+    """Make it the default folder of probe results. A test of a probe says `probe_folder=None`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(vars(ModelLoader)["__init__"].__kwdefaults__, "probe_cache_folder", probe_results)
+        patch.setitem(vars(LoadOptions)["__init__"].__kwdefaults__, "probe_folder", probe_results)
         yield

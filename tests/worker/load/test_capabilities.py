@@ -90,7 +90,7 @@ def test_what_the_table_does_not_know_is_probed_and_kept(
         monkeypatch.setattr(capabilities, "read_table", lambda unknown=unknown: unknown)
         assert look_up(network) is None
     assert capabilities_of(folder, network, files, results) == ALL
-    monkeypatch.setattr(capabilities, "probe_capabilities", None)  # a call would raise
+    monkeypatch.setattr(capabilities, "probe", None)  # a call would raise
     assert capabilities_of(folder, network, files, results) == ALL
 
 
@@ -109,6 +109,6 @@ def test_a_verdict_that_lacks_something_is_not_kept(
     folder, results = model_folder("dense"), ProbeResults(tmp_path)
     network, files = open_text(folder), weight_files(folder, "dense")
     monkeypatch.setattr(capabilities, "look_up", lambda network: None)
-    monkeypatch.setattr(capabilities, "probe_capabilities", lambda target: refused)
+    monkeypatch.setattr(capabilities, "probe", lambda *given: refused)
     assert capabilities_of(folder, network, files, results) == refused
     assert not list(tmp_path.iterdir())

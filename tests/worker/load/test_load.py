@@ -27,6 +27,7 @@ from worker.load.config import CONTEXT_FALLBACK_TOKENS, read_config
 from worker.load.exactness import UNMEASURED, ExactnessUse
 from worker.load.load import ModelLoader
 from worker.load.memory import AvailableMemory
+from worker.load.options import LoadOptions
 from worker.process.startup_timer import StartupTimer
 from worker.runner.runner import BatchEngine
 from worker.values import SamplingParams
@@ -65,13 +66,13 @@ def test_a_folder_is_loaded_warmed_up_and_described(
 def test_load_is_timed_and_proofs_are_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     timer = StartupTimer()
     folder = str(model_folder("qwen3_5-eyes"))
-    first = ModelLoader(folder, probe_cache_folder=tmp_path, timer=timer).load(nothing)
+    first = ModelLoader(folder, LoadOptions(probe_folder=tmp_path), timer=timer).load(nothing)
     parts = ["start", "imports", "eyes", "weights", "trial", "tokenizer", "warm-up", "fingerprint"]
     assert list(timer.seconds) == parts
     assert isinstance(first, Model)
     monkeypatch.setattr(capabilities, "probe_capabilities", None)  # must not be called
     monkeypatch.setattr(vision, "try_eyes", None)
-    second = ModelLoader(folder, probe_cache_folder=tmp_path).load(nothing)
+    second = ModelLoader(folder, LoadOptions(probe_folder=tmp_path)).load(nothing)
     assert isinstance(second, Model)
     assert second.info.batched
     assert second.info.capabilities.images
@@ -159,7 +160,7 @@ def test_a_model_that_just_fits_is_loaded() -> None:
     folder = model_folder("dense")
     size = (folder / "model.safetensors").stat().st_size
     for limit in ("memory_limit_bytes", "memory_budget"):
-        model = ModelLoader(str(folder), **{limit: size + 7}, memory_headroom=0.0).load(nothing)
+        model = ModelLoader(str(folder), LoadOptions(**{limit: size + 7}, memory_headroom=0.0)).load(nothing)
         assert model.info.cache_bytes_max == 7
     assert "its weights" in failure(folder, memory_budget=size - 1)
 
@@ -172,6 +173,7 @@ mx.set_default_device(mx.cpu)  # a GPU's kernels need no C++ compiler
 from worker.values import SamplingParams
 from worker.load.exactness import UNMEASURED, ExactnessUse
 from worker.load.load import ModelLoader
+from worker.load.options import LoadOptions
 for path in sys.argv[2:]:
     os.environ["PATH"] = path
     mx.enable_compile()
@@ -221,7 +223,9 @@ def test_exact_limits_the_passes_of_the_engine_and_tells_its_limits(
 ) -> None:
     def loaded(use: ExactnessUse) -> Model:
         folder = str(model_folder("dense"))
-        model = ModelLoader(folder, exactness=use, exactness_folder=tmp_path / "exactness").load(nothing)
+        model = ModelLoader(folder, LoadOptions(exactness=use, exactness_folder=tmp_path / "exactness")).load(
+            nothing
+        )
         assert isinstance(model, Model)
         assert isinstance(model.engine, BatchEngine)
         assert ready_of("w", model.info, SchedulerConfig(rows_max=16)).exactness == model.info.exactness
@@ -249,4 +253,4 @@ def test_exact_limits_the_passes_of_the_engine_and_tells_its_limits(
 def test_exact_refuses_a_draft_model_whose_drafts_are_not_verified() -> None:
     folder = str(model_folder("dense"))
     with pytest.raises(ModelError, match="leave --exact or --draft-model out"):
-        ModelLoader(folder, draft_model=folder, exactness="limits").load(nothing)
+        ModelLoader(folder, LoadOptions(draft_model=folder, exactness="limits")).load(nothing)

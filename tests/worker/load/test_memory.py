@@ -10,6 +10,7 @@ from worker.load import device, memory
 from worker.load.device import MemoryFit
 from worker.load.load import ModelLoader
 from worker.load.memory import MemoryBudget, whole_pages, wire
+from worker.load.options import LoadOptions
 from worker.load.source import tensor_sizes
 
 GIB = 2**30
@@ -82,7 +83,7 @@ def test_a_loader_wires_once_after_the_load(monkeypatch: pytest.MonkeyPatch) -> 
         progress.append(done)
 
     folder = model_folder("dense")
-    ModelLoader(str(folder), wired="all").load(load)
+    ModelLoader(str(folder), LoadOptions(wired="all")).load(load)
     assert wired == [("all", sum(tensor_sizes([folder / "model.safetensors"])))]
     assert progress
 

@@ -22,6 +22,7 @@ from tests.worker.vision_models import engine_request, folder_of, loaded
 from worker.load import vision
 from worker.load.config import read_config
 from worker.load.load import ModelLoader
+from worker.load.options import LoadOptions
 from worker.runner.vision import VisionNetwork
 from worker.values import SamplingParams
 
@@ -77,7 +78,7 @@ def test_inexact_eyes_are_not_used(monkeypatch: pytest.MonkeyPatch, caplog: pyte
         return features
 
     monkeypatch.setattr(vision.VisionNetwork, "embed", embed_backwards)
-    model = ModelLoader(str(model_folder("qwen3_5-eyes")), probe_cache_folder=None).load(nothing)
+    model = ModelLoader(str(model_folder("qwen3_5-eyes")), LoadOptions(probe_folder=None)).load(nothing)
     assert not model.info.capabilities.images
     assert any("its logits change when an image is run in chunks" in line for line in caplog.messages)
 
@@ -85,11 +86,11 @@ def test_inexact_eyes_are_not_used(monkeypatch: pytest.MonkeyPatch, caplog: pyte
 def test_fingerprint_changes_with_the_image_preprocessor_config(tmp_path: Path) -> None:
     name = "gemma3-eyes"
     folder = shutil.copytree(model_folder(name), tmp_path / "a-model")
-    same = ModelLoader(str(folder), served_name=name).load(nothing).info
+    same = ModelLoader(str(folder), LoadOptions(served_name=name)).load(nothing).info
     assert same.fingerprint == loaded(name).info.fingerprint
     file = folder / "preprocessor_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"image_mean": [0.4, 0.4, 0.4]}))
-    other = ModelLoader(str(folder), served_name=name).load(nothing).info
+    other = ModelLoader(str(folder), LoadOptions(served_name=name)).load(nothing).info
     assert other.fingerprint != same.fingerprint
     assert other.identity == same.identity
 

@@ -24,6 +24,7 @@ from tests.worker.folders import failure, nothing
 from worker.interfaces import Model
 from worker.load.experts import attach
 from worker.load.load import ModelLoader
+from worker.load.options import LoadOptions
 from worker.runner.experts import ExpertFileError, ResidentExperts, WeightFile
 from worker.values import SamplingParams
 
@@ -38,7 +39,7 @@ def plan_of(folder: Path, share: float) -> ExpertPlan:
 
 
 def streamed(folder: Path, share: float = 0.25) -> tuple[Model, ModelLoader]:
-    loader = ModelLoader(str(folder), experts_memory=plan_of(folder, share).resident_bytes)
+    loader = ModelLoader(str(folder), LoadOptions(experts_memory=plan_of(folder, share).resident_bytes))
     model = loader.load(nothing)
     assert isinstance(model, Model)
     return model, loader
@@ -104,8 +105,8 @@ def test_a_pass_that_is_not_waited_for_keeps_its_experts(tmp_path: Path) -> None
 def test_the_memory_of_the_experts_that_are_not_there_is_left_for_caches(folder: Path) -> None:
     plan = plan_of(folder, 0.25)
     own = {"memory_limit_bytes": 2**30, "memory_headroom": 0.0}
-    whole = ModelLoader(str(folder), **own).load(nothing).info
-    part = ModelLoader(str(folder), experts_memory=plan.resident_bytes, **own).load(nothing).info
+    whole = ModelLoader(str(folder), LoadOptions(**own)).load(nothing).info
+    part = ModelLoader(str(folder), LoadOptions(experts_memory=plan.resident_bytes, **own)).load(nothing).info
     assert whole.cache_bytes_max is not None
     assert part.cache_bytes_max == whole.cache_bytes_max + plan.saved_bytes
     assert part.parameters == whole.parameters
@@ -113,7 +114,7 @@ def test_the_memory_of_the_experts_that_are_not_there_is_left_for_caches(folder:
     least = sum(file.stat().st_size for file in folder.glob("*.safetensors")) - plan.saved_bytes
     assert "its weights" in failure(folder, memory_limit_bytes=least + 7, memory_headroom=0.0)
     fits = {"memory_limit_bytes": least + 7, "memory_headroom": 0.0}
-    loader = ModelLoader(str(folder), experts_memory=plan.resident_bytes, **fits)
+    loader = ModelLoader(str(folder), LoadOptions(experts_memory=plan.resident_bytes, **fits))
     assert isinstance(loader.load(nothing), Model)
 
 
@@ -128,7 +129,11 @@ def test_the_peak_of_the_memory_is_that_of_the_experts_in_memory(tmp_path: Path)
         mx.clear_cache()
         mx.reset_peak_memory()
         before = mx.get_active_memory()
-        answers(ModelLoader(str(folder), experts_memory=limit).load(nothing).engine, {"a": range(1, 200)}, {})
+        answers(
+            ModelLoader(str(folder), LoadOptions(experts_memory=limit)).load(nothing).engine,
+            {"a": range(1, 200)},
+            {},
+        )
         return mx.get_peak_memory() - before
 
     assert peak(plan.resident_bytes) < peak(None) - 0.8 * plan.saved_bytes

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worker.interfaces import ModelError
-from worker.load.config import ModelConfig, read_config, reads, require_known
+from worker.load.config import ModelConfig, inspect_folder, reads
 from worker.load.source import bytes_of, find_folder, weight_files
 
 if TYPE_CHECKING:
@@ -58,8 +58,7 @@ def _inspect(folder: Path, *, name: str) -> ModelConfig | None:
             f"{name}: drafters of this kind ({kind}) are not run: they read inner layers of the model. Name a"
             " small language model with the same tokenizer, or leave --draft-model out."
         )
-    config = read_config(folder, name)
-    require_known(config, name)
+    config = inspect_folder(folder, name)
     if not reads(config):
         raise ModelError(f"{name}: models of the architecture {config.architecture!r} cannot draft.")
     return config

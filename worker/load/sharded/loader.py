@@ -8,30 +8,25 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from protocol.common.model_folder import name_of, original_name
-from protocol.settings.parsers import RECOGNIZED, NamedParsers
-from protocol.settings.worker import WorkerSettings
-from protocol.tasks import Task
 from protocol.types import Resources
 from worker.interfaces import Engine, InsufficientMemoryError, Model, ModelError, Progress
-from worker.load.config import ModelConfig, read_config, reads, require_known
+from worker.load.config import ModelConfig, inspect_folder, reads
 from worker.load.device import MemoryFit, prepare_device
-from worker.load.explain import describe, explain
+from worker.load.explain import describe, explain, raise_if_transient
 from worker.load.fingerprint import fingerprint, lossy
 from worker.load.load import TOKENIZERS
-from worker.load.probes.verify_cost import position_cost
+from worker.load.options import LoadOptions
 from worker.load.remote_code import forbid_remote_code
 from worker.load.sharded.parallelism import ShardGroup, ShardNetwork, weight_bytes
 from worker.load.source import find_folder, weight_files
 from worker.load.tasks import find_task
-from worker.load.weights import evaluate, warm_up
-from worker.process.device_errors import raise_if_device_failed
+from worker.load.weights import evaluate, position_cost, warm_up
 from worker.process.startup_timer import StartupTimer
-from worker.values import KVQuantization, kv_quantization_of
 
 if TYPE_CHECKING:
     from worker.load.tokenizers import Tokenizers
@@ -50,26 +45,17 @@ class ShardLoader:
         self,
         model: str | None,
         split: ShardGroup,
+        options: LoadOptions,
         *,
-        served_name: str | None = None,
-        memory_fit: MemoryFit | None = None,
-        task: Task | None = None,
-        text_only: bool = False,
-        parsers: NamedParsers = RECOGNIZED,
-        kv_quantization: KVQuantization | None = None,
         timer: StartupTimer | None = None,
         measures_verify_cost: bool = False,
     ) -> None:
-        """Parameters as for `ModelLoader`. `memory_fit`: None: all of the machine's memory.
-        `measures_verify_cost`: measure what verifying drafts costs."""
-        self.name = served_name or name_of(model)
+        """Parameters as for `ModelLoader`. `measures_verify_cost`: measure what verifying drafts costs."""
+        self.name = options.served_name or name_of(model)
+        self._options = options
         self._model = model
         self._split = split
-        self._memory_fit = memory_fit or MemoryFit(self.name)
-        self._task = task
-        self._text_only = text_only
-        self._parsers = parsers
-        self._kv_quantization = kv_quantization
+        self._memory_fit = MemoryFit.of(self.name, options)
         self._timer = timer or StartupTimer()
         self._measures_verify_cost = measures_verify_cost
         self._folder = Path()
@@ -81,10 +67,11 @@ class ShardLoader:
         """Load this rank's weights. Raises `ModelError` or `InsufficientMemoryError`."""
         self._timer.lap("start")
         forbid_remote_code()
-        folder = find_folder(self._model, self._inspect)
-        self._folder, self._config = folder, self._inspect(folder)
+        inspect = partial(inspect_folder, name=self.name)
+        self._folder = find_folder(self._model, inspect)
+        self._config = inspect(self._folder)
         self._require_splittable()
-        weight_files(folder, self.name)
+        weight_files(self._folder, self.name)
         self._timer.lap("imports")
         reason = ""
         try:
@@ -92,8 +79,7 @@ class ShardLoader:
         except (ModelError, InsufficientMemoryError) as error:
             raise type(error)(self._named(str(error))) from None
         except (Exception, SystemExit) as error:  # boundary of the load, as in `load`
-            raise_if_device_failed(error)
-            log.debug("%s: load failed", self.name, exc_info=True)
+            raise_if_transient(error, self.name)
             reason = explain(error, self._config)
         if reason:
             raise ModelError(self._named(reason))
@@ -111,18 +97,16 @@ class ShardLoader:
     def _tokenizers(self) -> Tokenizers:
         from worker.load.tokenizers import Tokenizers
 
-        return Tokenizers(self._folder, self._config, TOKENIZERS, self._parsers)
-
-    def _inspect(self, folder: Path) -> ModelConfig:
-        config = read_config(folder, self.name)
-        require_known(config, self.name)
-        return config
+        return Tokenizers(self._folder, self._config, TOKENIZERS, self._options.parsers)
 
     def _require_splittable(self) -> None:
         """Raise `ModelError` for kinds of models that are never sharded."""
-        if find_task(self._folder, self._config, original_name(self._model), self._task) != "generate":
+        if (
+            find_task(self._folder, self._config, original_name(self._model), self._options.task)
+            != "generate"
+        ):
             raise ModelError(self._named("embedding and reranking models run on one machine only."))
-        if self._config.kind == "vision" and not self._text_only:
+        if self._config.kind == "vision" and not self._options.text_only:
             raise ModelError(
                 self._named(
                     "it is a vision model, and images are not supported on several machines. Add --text-only."
@@ -151,7 +135,7 @@ class ShardLoader:
             capabilities=capabilities,
             tokenizers=self._tokenizers,
             agree=self._split.drawn,
-            kv_quantization=self._kv_quantization,
+            kv_quantization=self._options.kv_quantization,
         )
         self._timer.lap("tokenizer")
         left, price = self._proven(model.engine, capabilities)
@@ -170,22 +154,20 @@ class ShardLoader:
         from worker.runner.runner import BatchEngine
 
         capabilities = self._abilities()
-        kv = self._kv_quantization
+        kv = self._options.kv_quantization
         engine = BatchEngine(self._network, capabilities, agree=self._split.drawn, kv_quantization=kv)
         self._proven(engine, capabilities)
         return engine
 
     def _abilities(self) -> BatchCapabilities:
-        from worker.load.probe_network import stage_for
-        from worker.load.probes.kv_quantization import require_quantizable
-        from worker.runner.kv.capability_probe import probe_capabilities
+        from worker.load.capabilities import probe
 
-        kv = self._kv_quantization
-        if kv is not None:
-            require_quantizable(self._network, kv, self.name)
-        stage = replace(stage_for(self._folder, self._network, self._split.open), kv_quantization=kv)
-        alike = self._split.is_alike(self._network)
-        found = probe_capabilities(stage, self._split.agreed, alike=alike)
+        split, alike = self._split, self._split.is_alike(self._network)
+        kv = self._options.kv_quantization
+        try:
+            found = probe(self._folder, self._network, split.open, kv, split.agreed, alike=alike)
+        except ModelError as error:
+            raise ModelError(self._named(str(error))) from None
         self._timer.lap("trial")
         return found
 
@@ -203,28 +185,3 @@ class ShardLoader:
         from worker.load import memory
 
         return memory.taken()
-
-
-def part_loader(
-    settings: WorkerSettings,
-    split: ShardGroup,
-    timer: StartupTimer | None = None,
-    *,
-    measures_verify_cost: bool = False,
-) -> ShardLoader:
-    """Create a loader from a worker's settings."""
-    model = settings.model or None
-    name = settings.served_name or name_of(model)
-    limits = settings.memory_headroom, settings.memory_limit_bytes, settings.memory_budget
-    return ShardLoader(
-        model,
-        split,
-        served_name=settings.served_name,
-        memory_fit=MemoryFit(name, *limits, settings.wired),
-        task=settings.task,
-        text_only=settings.text_only,
-        parsers=NamedParsers(settings.tool_call_parser, settings.reasoning_parser),
-        kv_quantization=kv_quantization_of(settings),
-        timer=timer,
-        measures_verify_cost=measures_verify_cost,
-    )

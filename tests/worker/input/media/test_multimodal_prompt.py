@@ -31,6 +31,7 @@ from worker.input.media import preprocessing, processor
 from worker.input.media.processor import Processed, Processor
 from worker.interfaces import Model
 from worker.load.load import ModelLoader
+from worker.load.options import LoadOptions
 from worker.runner.vision import array_of
 from worker.values import MEDIA_KEYS, EngineRequest
 
@@ -133,7 +134,7 @@ def test_the_pool_touches_nothing_of_mlx(name: str, tmp_path: Path, monkeypatch:
         return load(folder)
 
     def begun() -> Model:
-        model = ModelLoader(str(model_folder(name)), probe_cache_folder=tmp_path).load(nothing)
+        model = ModelLoader(str(model_folder(name)), LoadOptions(probe_folder=tmp_path)).load(nothing)
         assert isinstance(model, Model)
         return model
 

@@ -11,14 +11,17 @@ from tests.models.fixtures import model_folder
 from tests.worker.folders import copied, failure, nothing
 from worker.interfaces import Model
 from worker.load.load import ModelLoader
+from worker.load.options import LoadOptions
 from worker.load.source import bytes_of, weight_files
 from worker.runner.drafters.draft_model import DraftModelProposer
 
 
 def test_it_is_loaded_beside_its_model_and_shares_its_memory_and_rows() -> None:
-    alone = ModelLoader(str(model_folder("dense")), memory_limit_bytes=2**30).load(nothing)
+    alone = ModelLoader(str(model_folder("dense")), LoadOptions(memory_limit_bytes=2**30)).load(nothing)
     folder = model_folder("sliding")
-    both = ModelLoader(str(model_folder("dense")), memory_limit_bytes=2**30, draft_model=str(folder))
+    both = ModelLoader(
+        str(model_folder("dense")), LoadOptions(memory_limit_bytes=2**30, draft_model=str(folder))
+    )
     model = both.load(nothing)
     assert isinstance(model, Model)
     assert isinstance(alone, Model)

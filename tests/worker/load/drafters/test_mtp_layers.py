@@ -18,6 +18,7 @@ from tests.worker.folders import failure, nothing
 from tests.worker.vision_models import jobs_of, play
 from worker.interfaces import Model
 from worker.load.load import ModelLoader
+from worker.load.options import LoadOptions
 from worker.load.source import bytes_of, weight_files
 from worker.runner.drafters.mtp import HiddenStateProposer
 from worker.values import BACKLOG_MAX
@@ -66,8 +67,10 @@ def separate(folder: Path) -> Path:
 
 def test_layers_may_have_a_folder_of_their_own_and_share_the_memory(tmp_path: Path) -> None:
     folder = separate(tmp_path)
-    alone = ModelLoader(str(model_folder("hybrid")), memory_limit_bytes=2**30).load(nothing)
-    loader = ModelLoader(str(model_folder("hybrid")), draft_model=str(folder), memory_limit_bytes=2**30)
+    alone = ModelLoader(str(model_folder("hybrid")), LoadOptions(memory_limit_bytes=2**30)).load(nothing)
+    loader = ModelLoader(
+        str(model_folder("hybrid")), LoadOptions(draft_model=str(folder), memory_limit_bytes=2**30)
+    )
     model = loader.load(nothing)
     assert isinstance(alone, Model)
     assert isinstance(model, Model)
@@ -106,7 +109,7 @@ def test_a_model_whose_layers_do_not_load_is_served_without_them(
 def test_nothing_drafts_without_layers_or_when_it_is_off(
     name: str, speculation: Literal["auto", "off"] | None
 ) -> None:
-    model = ModelLoader(str(model_folder(name)), speculation=speculation).load(nothing)
+    model = ModelLoader(str(model_folder(name)), LoadOptions(speculation=speculation)).load(nothing)
     assert isinstance(model, Model)
     assert model.engine.drafter is None
     assert model.position_cost is None

@@ -14,6 +14,7 @@ import pytest
 from protocol.hosts import Backend, Mode
 from tests.models.fixtures import model_folder
 from worker.interfaces import ModelError
+from worker.load.options import LoadOptions
 from worker.load.sharded.loader import ShardLoader
 from worker.load.sharded.parallelism import JOIN_S_MAX, ShardGroup
 
@@ -29,7 +30,9 @@ def split(asked: Mode | None = None, *, size: int = 2, backend: Backend = "ring"
 
 def refusal(model: str | Path, split: ShardGroup, **options: bool) -> str:
     with pytest.raises(ModelError) as caught:
-        ShardLoader(str(model), split, served_name=NAME, **options).read(lambda done, total: None)
+        ShardLoader(str(model), split, LoadOptions(served_name=NAME, **options)).read(
+            lambda done, total: None
+        )
     assert "parameter" not in str(caught.value)
     return str(caught.value)
 

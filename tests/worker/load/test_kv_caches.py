@@ -13,6 +13,7 @@ from tests.worker.folders import failure, nothing
 from worker.gateway.ready import policy_of, ready_of
 from worker.interfaces import Model, ModelError
 from worker.load.load import ModelLoader
+from worker.load.options import LoadOptions
 from worker.values import KVQuantization
 
 KV = KVQuantization(8, 32)
@@ -38,10 +39,12 @@ def test_images_exact_passes_and_models_without_text_are_refused() -> None:
     dense = model_folder("dense")
     assert "it has no KV caches: leave --kv-bits out" in failure(dense, task="embed", kv_quantization=KV)
     with pytest.raises(ModelError, match="--kv-bits is for text only: leave it out, or add --text-only"):
-        ModelLoader(None, kv_quantization=KV).load(nothing)
+        ModelLoader(None, LoadOptions(kv_quantization=KV)).load(nothing)
     with pytest.raises(ModelError, match="--exact cannot be combined with --kv-bits"):
-        ModelLoader(str(dense), exactness="limits", kv_quantization=KV).load(nothing)
-    model = ModelLoader(str(model_folder("qwen3_5-eyes")), text_only=True, kv_quantization=KV).load(nothing)
+        ModelLoader(str(dense), LoadOptions(exactness="limits", kv_quantization=KV)).load(nothing)
+    model = ModelLoader(
+        str(model_folder("qwen3_5-eyes")), LoadOptions(text_only=True, kv_quantization=KV)
+    ).load(nothing)
     assert model.info.kv_quantization == KV
 
 
@@ -51,7 +54,8 @@ QUANTIZED = [None, KV, KVQuantization(4, 32), KVQuantization(8, 64)]
 def test_settings_change_what_is_reused(tmp_path: Path) -> None:
     folder = str(model_folder("dense"))
     found = [
-        ModelLoader(folder, probe_cache_folder=tmp_path, kv_quantization=kv).load(nothing) for kv in QUANTIZED
+        ModelLoader(folder, LoadOptions(probe_folder=tmp_path, kv_quantization=kv)).load(nothing)
+        for kv in QUANTIZED
     ]
     assert len({model.info.fingerprint for model in found}) == len(QUANTIZED)
     assert len({model.info.identity for model in found}) == len(QUANTIZED)
@@ -60,7 +64,7 @@ def test_settings_change_what_is_reused(tmp_path: Path) -> None:
 
 def test_the_context_is_what_rows_of_such_caches_fit() -> None:
     def told(tokens: int, **fields: Any) -> tuple[int, bool]:
-        model = ModelLoader(str(model_folder("dense")), **fields).load(nothing)
+        model = ModelLoader(str(model_folder("dense")), LoadOptions(**fields)).load(nothing)
         assert isinstance(model, Model)
         settings = WorkerSettings(cache_limit_bytes=model.engine.row_bytes(tokens))
         ready = ready_of("w", model.info, policy_of(settings, model))

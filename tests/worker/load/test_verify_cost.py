@@ -10,8 +10,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
 from tests.models.fixtures import model_folder
-from worker.load.probes.verify_cost import position_cost
-from worker.load.weights import warm_up
+from worker.load.weights import position_cost, warm_up
 from worker.runner.runner import BatchEngine
 
 
