@@ -244,7 +244,13 @@ class Connection(HttpToolsProtocol):
         """Start the read timeout, unless it runs. It aborts, because `close` would wait until everything is
         read."""
         if self._unread is None:
-            self._unread = self.loop.call_later(self.limits.unread_s_max, self.transport.abort)
+            self._unread = self.loop.call_later(self.limits.unread_s_max, self._give_up_reading)
+
+    def _give_up_reading(self) -> None:
+        peer = self.transport.get_extra_info("peername")
+        about = "%s disconnected: it has read nothing for %g s (--read-timeout)"
+        log.info(about, peer[0] if peer else "?", self.limits.unread_s_max)
+        self.transport.abort()
 
     def _cancel_unread(self) -> None:
         if self._unread is not None:
@@ -348,6 +354,7 @@ class Connection(HttpToolsProtocol):
             return
         begun = self._answering() and (self.cycle.response_started or self._in_head)
         if begun or self.pipeline:
+            self.counters.failed(error.code.value)
             self._close()
         else:
             self.transport.write(_raw(self._rejection(error)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import resource
 import socket
 
@@ -115,11 +116,16 @@ async def ask_for_much(server: Server, header: bytes = b"") -> Client:
     return client
 
 
-async def test_client_that_does_not_read_its_response_is_disconnected() -> None:
+async def test_client_that_does_not_read_its_response_is_disconnected_and_the_log_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
     async with serving(unread_s_max=0.2) as server:
         await ask_for_much(server)
         await server.is_asked(1)
         await server.is_stable(0)
+    [record] = [record for record in caplog.records if record.name == connection.__name__]
+    assert record.getMessage() == "127.0.0.1 disconnected: it has read nothing for 0.2 s (--read-timeout)"
 
 
 connection_made = connection.Connection.connection_made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from broker.dispatch.traffic import HttpCounters
 from broker.server.connection import PIPELINED_MAX
 from tests.broker.server.echo_server import GET, serving
 
@@ -26,8 +27,9 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
         assert server.echo.asked == MANY
 
 
-async def test_flood_of_pipelined_requests_ends_the_connection() -> None:
-    async with serving() as server:
+async def test_flood_of_pipelined_requests_ends_the_connection_and_is_counted() -> None:
+    counters = HttpCounters()
+    async with serving(counters=counters) as server:
         server.echo.go.clear()
         client = await server.client()
         client.send(GET * (2 + PIPELINED_MAX))
@@ -36,3 +38,4 @@ async def test_flood_of_pipelined_requests_ends_the_connection() -> None:
         server.echo.go.set()
         await asyncio.gather(*server.state.tasks)
         assert server.echo.asked == 1
+    assert (counters.statuses, counters.errors) == ({}, {"invalid_request": 1})
