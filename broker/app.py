@@ -18,7 +18,6 @@ from broker.api.admin import cache_routes as cache
 from broker.api.admin import model_routes as models
 from broker.api.admin import request_routes as requests
 from broker.api.admin import status_routes as status
-from broker.api.batches import message_routes as message_batches
 from broker.api.batches import routes as batches
 from broker.api.chat import routes as chat
 from broker.api.completions import routes as completions
@@ -73,7 +72,6 @@ ROUTES = (
     *completions.ROUTES,
     *responses.ROUTES,
     *conversations.ROUTES,
-    *message_batches.ROUTES,
     *messages.ROUTES,
     *files.ROUTES,
     *batches.ROUTES,
