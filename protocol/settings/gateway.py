@@ -9,12 +9,11 @@ from msgspec import Meta, Struct
 
 from protocol.common import logs
 from protocol.common.state_folder import DEFAULT_HOST, DEFAULT_PORT, server_name
-from protocol.settings.reader import Size, public_name
+from protocol.settings.reader import DrainTimeout, Seconds, Size, public_name
 from protocol.types import PrefixSharing, RoutingMethod
 from protocol.wire import MEDIA_BYTES_MAX, MEDIA_FRAMES_MAX
 
 Port = Annotated[int, Meta(ge=1, le=65535, description="port for clients")]
-Seconds = Annotated[float, Meta(gt=0, le=86400)]
 
 MEDIA_MEMORY = 512 * 2**20
 JOURNAL_MAX = 2**30
@@ -253,15 +252,7 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, rename=public_name, omi
             " another one can replace it"
         ),
     ] = 15.0
-    drain_timeout_s: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=86400,
-            description="seconds that requests have to finish when the gateway or a worker stops; what is"
-            " left of a worker's continues on the next one",
-        ),
-    ] = 10.0
+    drain_timeout_s: DrainTimeout = 10.0
     log_format: Annotated[logs.Format, Meta(description="text or json")] = "text"
     log_level: Annotated[logs.Level, Meta(description="debug, info, warning or error")] = "info"
 

@@ -50,6 +50,17 @@ BYTES = Meta(ge=0, le=2**62)
 Size = Annotated[int, BYTES]
 """A setting in bytes, which `protocol.settings.reader` also accepts as a human-readable size."""
 
+Seconds = Annotated[float, Meta(gt=0, le=86400)]
+DrainTimeout = Annotated[
+    float,
+    Meta(
+        ge=0,
+        le=86400,
+        description="seconds that requests have to finish when the gateway or a worker stops; what is"
+        " left of a worker's continues on the next one",
+    ),
+]
+
 _POWERS = "KMGT"
 _SIZE = re.compile(r"\s*([0-9]{1,19}(?:\.[0-9]{1,18})?)\s*(?:([KMGT])(I?B)?|B)?\s*", re.ASCII | re.IGNORECASE)
 

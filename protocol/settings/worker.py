@@ -11,11 +11,10 @@ from protocol.adapters import SETTING, problem_with
 from protocol.common import logs
 from protocol.hosts import Backend, Mode
 from protocol.settings.parsers import CallParser, ReasoningParser
-from protocol.settings.reader import Size, public_name
+from protocol.settings.reader import DrainTimeout, Seconds, Size, public_name
 from protocol.tasks import Task
 from protocol.types import Share, Wired
 
-Seconds = Annotated[float, Meta(gt=0, le=86400)]
 Bytes = Annotated[int, Meta(ge=1)]
 
 
@@ -218,15 +217,7 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, rename=public_name, omit
             " (default: 120, and 20 when several machines run the model)"
         ),
     ] = None
-    drain_timeout_s: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=86400,
-            description="seconds that requests have to finish when the gateway or a worker stops; what is"
-            " left of a worker's continues on the next one",
-        ),
-    ] = 10.0
+    drain_timeout_s: DrainTimeout = 10.0
     log_format: Annotated[logs.Format, Meta(description="text or json")] = "text"
     log_level: Annotated[logs.Level, Meta(description="debug, info, warning or error")] = "info"
 
