@@ -20,7 +20,7 @@ from functools import partial
 from bench.timing import fit_slope, print_table
 from deploy.load.samples import percentile
 from worker.core.prefix.index import PrefixIndex
-from worker.core.prefix.items import Item
+from worker.core.prefix.tree import Item
 from worker.values import CacheSpec
 
 SALTS = ("", "tenant", "another")

@@ -6,12 +6,12 @@ import os
 import sys
 
 from worker.__main__ import main
-from worker.core import draft_catch_up, speculation
+from worker.core import speculation
 
 
 def make_eager() -> None:
     speculation.GAIN_MIN = 0.0
-    draft_catch_up.READ_PER_TOKEN = draft_catch_up.MISSED_TOKENS_MAX = 10**9
+    speculation.READ_PER_TOKEN = speculation.MISSED_TOKENS_MAX = 10**9
 
 
 if __name__ == "__main__":

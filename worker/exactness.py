@@ -66,7 +66,7 @@ def _load(configured: WorkerSettings) -> Model | EmbeddingModel:
 
 def _context(configured: WorkerSettings, model: Model) -> ContextFit | None:
     """Return how many tokens fit, as a worker tells it."""
-    from worker.gateway.ready import policy_of, ready_of, reservations_of
+    from worker.gateway.model_thread import policy_of, ready_of, reservations_of
 
     policy = policy_of(configured, model)
     ready = ready_of("doctor", model.info, policy)

@@ -89,7 +89,7 @@ GATEWAY_FIGURES: tuple[Figure[Mapping[str, Any]], ...] = (
     Figure("batches_waiting_for_disk", "gauge", "1 if the folder cannot be used.",
            lambda s: _batches(s, lambda b: bool(b["problem"]))),
 )  # fmt: skip
-"""Figures without a model. `api.admin.metrics_routes` gives them their source: the counts that
+"""Figures without a model. `api.admin.status_routes` gives them their source: the counts that
 `api.admin.report.gateway_counts` returns, `durable` and `batches`."""
 
 

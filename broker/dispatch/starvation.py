@@ -1,7 +1,7 @@
 """Starved flights: requests without progress although their worker serves others or is idle, and streams that
 their clients do not read. Pure.
 
-The worker watches its own rows and acts sooner (`worker/core/starvation.py`). This is the same rule on
+The worker watches its own rows and acts sooner (`worker/core/failures.py`). This is the same rule on
 the gateway's clock, from output and heartbeats, for a worker that does not notice.
 """
 

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 from bench.schedules import MACHINES, ROWS_MAX, SCENARIOS, Figures, Machine, measure
-from worker.core.prefill_cost import PREFILL_SHARE
+from worker.core.prefill import PREFILL_SHARE
 from worker.core.scheduler import SchedulerConfig
 
 TARGET_S = 0.1

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tests.faults.runner import run_program
 from worker.core.prefix.disk import DiskTier
-from worker.core.prefix.files import Record
+from worker.core.prefix.folder import Record
 from worker.values import ArrayBytes
 
 FINGERPRINT = "f1" * 16

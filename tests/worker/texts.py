@@ -11,7 +11,7 @@ from protocol.messages import EmbeddingChunk, Failed, Finished, Message
 from protocol.types import Capabilities
 from worker.core.commands import Abort, Command, Stop, SubmitTexts
 from worker.core.embedding_core import EmbeddingLoop
-from worker.core.prefill_cost import PrefillCostModel
+from worker.core.prefill import PrefillCostModel
 from worker.core.publisher import Publisher
 from worker.interfaces import EmbeddingModel
 from worker.values import ModelInfo, PreparedTexts, Text

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from worker.core.prefix.files import Record
+from worker.core.prefix.folder import Record
 from worker.values import EngineRequest, PreparedTexts
 
 

@@ -16,8 +16,7 @@ from typing import NamedTuple
 from protocol.errors import Code, RequestError
 from protocol.prefix_namespace import contains
 from protocol.types import ImageStatus
-from worker.core.prefill_cost import CHUNK_TOKENS_MIN
-from worker.core.rows import Chunk, Row
+from worker.core.rows import CHUNK_TOKENS_MIN, Chunk, Row
 from worker.values import EncodedImage, EngineRequest, ImageInput
 
 

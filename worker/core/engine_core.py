@@ -24,7 +24,6 @@ from protocol.common.log_context import about
 from protocol.common.progress import ProgressWatch
 from protocol.errors import Code, RequestError
 from protocol.types import AdapterInfo, Delta, PrefixReuse, Resources
-from worker.core import prompt_logprobs
 from worker.core.adapter_changes import AdapterChanges
 from worker.core.batching_window import BatchingWindow
 from worker.core.commands import (
@@ -39,16 +38,23 @@ from worker.core.commands import (
     Submit,
     Written,
 )
-from worker.core.failures import Failures, engine_error
+from worker.core.failures import STARVED_S_MAX, Failures, RowStarved, describe, engine_error, watched
 from worker.core.prefix.store import PrefixStore
-from worker.core.publisher import TOLD_EVERY_S, Counters, Publisher
-from worker.core.request_output import gain, replay, status_of
-from worker.core.row_inputs import drop_rows, last_tokens, set_inputs
+from worker.core.publisher import (
+    TOLD_EVERY_S,
+    Counters,
+    Publisher,
+    gain,
+    logprobs_of,
+    parts_of,
+    replay,
+    status_of,
+)
+from worker.core.row_inputs import asked_of, drop_rows, last_tokens, set_inputs
 from worker.core.rows import Chunk, EncodeImage, Group, Phase, Row
 from worker.core.scheduler import Scheduler
 from worker.core.sparse_prefill import SparsePrefillQueue
 from worker.core.speculation import Speculation
-from worker.core.starvation import STARVED_S_MAX, RowStarved, describe, watched
 from worker.interfaces import Model
 from worker.process.device_errors import raise_if_device_failed
 from worker.values import EngineRequest, GuideError, Logprob, SampledToken, StepOutput
@@ -348,7 +354,7 @@ class Loop:
             if not self._restore(group):
                 return  # will be planned again
             if chunks:
-                targets = prompt_logprobs.asked_of(group, self.scheduler.relatives)
+                targets = asked_of(group, self.scheduler.relatives)
                 embeddings = self.scheduler.embeddings(group)
                 found = self.model.engine.prefill(chunks, targets, last, embeddings)
         except Exception as error:  # the request boundary
@@ -369,10 +375,10 @@ class Loop:
 
     def _report_logprobs(self, row: Row, likelihoods: Sequence[Logprob]) -> None:
         """Publish new prompt logprobs of a row to all rows of its family."""
-        known = prompt_logprobs.logprobs_of(row, likelihoods)
+        known = logprobs_of(row, likelihoods)
         for other in self.scheduler.relatives(row):
             try:
-                parts = list(prompt_logprobs.parts_of(other, known))
+                parts = list(parts_of(other, known))
             except Exception as error:  # the request boundary
                 log.exception("%s: output failed", other.id, extra=about(other.id))
                 self._fail_row(other.id, engine_error(error))

@@ -1,12 +1,12 @@
-"""What the engine gets of rows beside their chunks: adapters, images, gaps, last tokens; rows to drop."""
+"""What the engine gets of rows beside their chunks: adapters, images, gaps, last tokens, logprob targets."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
-from worker.core.rows import Group
+from worker.core.rows import Chunk, Group, Row
 from worker.interfaces import Engine
-from worker.values import NO_LAST
+from worker.values import NO_LAST, LogprobTargets
 
 
 def set_inputs(engine: Engine, group: Group) -> None:
@@ -39,3 +39,25 @@ def drop_rows(engine: Engine, group: Group) -> None:
     """Drop the caches of all rows of a group."""
     for chunk in group:
         engine.drop(chunk.row.id)
+
+
+def asked_of(group: Group, relatives: Callable[[Row], Sequence[Row]]) -> dict[str, LogprobTargets]:
+    """Return the logprob targets of a group's chunks, by row id. `relatives`: returns a row's family."""
+    asked = {
+        chunk.row.id: targets_of(chunk, relatives(chunk.row)) for chunk in group if not chunk.row.is_scored
+    }
+    return {id: targets for id, targets in asked.items() if targets is not None}
+
+
+def targets_of(chunk: Chunk, prompt_group: Sequence[Row]) -> LogprobTargets | None:
+    """Return the logprob targets of a chunk that is going to run; None if there are none.
+
+    Each position gives the logprob of the token after it. Enough of the most likely tokens are computed for
+    every row in `prompt_group`.
+    """
+    row = chunk.row
+    first = max(row.scored, chunk.begin + 1)
+    tokens = row.tokens[first : chunk.begin + len(chunk.tokens) + 1]
+    if row.is_scored or not tokens:
+        return None
+    return LogprobTargets(tokens, max(other.request.sampling.logprobs or 0 for other in prompt_group))

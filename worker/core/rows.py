@@ -9,10 +9,12 @@ from enum import StrEnum
 
 from protocol.types import BATCH_PRIORITY, PrefixReuse
 from worker.core.drafts import RowDrafts
-from worker.core.prefill_cost import PrefillCall
-from worker.core.prefix.matching import Match
+from worker.core.prefix.index import Match
 from worker.interfaces import OutputProcessor
 from worker.values import EngineRequest, ImageInput
+
+CHUNK_TOKENS_MIN = 16
+"""Minimum chunk of a prefill: run at any cost, so that prompts make progress."""
 
 Span = tuple[int, int]
 """Half-open range of positions."""
@@ -234,8 +236,3 @@ class SchedulerOutput:
     groups: Sequence[Group] = ()
     preempted: Sequence[Row] = ()
     to_encode: EncodeImage | None = None
-
-
-def call_of(group: Group) -> PrefillCall:
-    """Return the call that runs a group, padding included. Valid only before the group has run."""
-    return PrefillCall(len(group) * max(len(chunk.tokens) for chunk in group), group[0].begin)

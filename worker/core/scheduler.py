@@ -25,12 +25,19 @@ from protocol.types import ImageStatus
 from worker.core.batching_window import Bursts
 from worker.core.encoder_cache import EncoderCache, images_of
 from worker.core.memory_reservations import Reservations
-from worker.core.prefill_batches import begin_of, form_groups, is_short, leads_of, overtaking
-from worker.core.prefill_cost import PrefillCall, PrefillCostModel
-from worker.core.prefix.index import PrefixIndex
-from worker.core.prefix.matching import Match
+from worker.core.prefill import (
+    PrefillCall,
+    PrefillCostModel,
+    begin_of,
+    call_of,
+    form_groups,
+    is_short,
+    leads_of,
+    overtaking,
+)
+from worker.core.prefix.index import Match, PrefixIndex
 from worker.core.prefix.sharing import OFF, Sharing
-from worker.core.rows import Chunk, EncodeImage, Group, Phase, Row, SchedulerOutput, call_of, row_of
+from worker.core.rows import Chunk, EncodeImage, Group, Phase, Row, SchedulerOutput, row_of
 from worker.values import NO_EMBEDDINGS, EncodedImage, EngineRequest
 
 AHEAD_MAX = 7

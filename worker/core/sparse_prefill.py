@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from protocol.errors import Code, RequestError
 from protocol.types import SparsePrefill
-from worker.core.prefill_cost import PrefillCall, PrefillCostModel
+from worker.core.prefill import PrefillCall, PrefillCostModel
 from worker.core.rows import Row, Span
 from worker.interfaces import ImportanceScorer
 from worker.values import EngineRequest

@@ -15,8 +15,7 @@ from deploy.serving.prefix_cache import first_start_notice
 from deploy.serving.resolution import resolve
 from tests.deploy.conftest import config
 from tests.ports import free_port
-from worker.core.prefix.files import Record, draft
-from worker.core.prefix.folder import Folder
+from worker.core.prefix.folder import Folder, Record, draft
 
 pytestmark = pytest.mark.usefixtures("runtime_folder")
 

@@ -11,8 +11,8 @@ from protocol.messages import Finished, StepOutputs
 from protocol.types import BATCH_PRIORITY
 from tests.worker.core.test_scheduler import add, carry_out, ids, phases, run, scheduler
 from tests.worker.engines import CacheSpec, House, ScriptedEngine
+from worker.core.failures import STARVED_S_MAX
 from worker.core.rows import Phase
-from worker.core.starvation import STARVED_S_MAX
 
 BATCH = BATCH_PRIORITY
 

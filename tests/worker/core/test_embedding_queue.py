@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.worker.texts import prepared_texts
-from worker.core.embedding_queue import PADDED_SHARE, TEXTS_MAX, Batch, TextQueue
-from worker.core.prefill_cost import PrefillCostModel
+from worker.core.embedding_core import PADDED_SHARE, TEXTS_MAX, Batch, TextQueue
+from worker.core.prefill import PrefillCostModel
 
 
 def budget_of(tokens: int) -> PrefillCostModel:

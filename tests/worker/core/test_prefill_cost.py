@@ -12,15 +12,16 @@ from hypothesis import strategies as st
 
 from tests.factories import engine_request
 from worker.core.batching_window import BURST_S
-from worker.core.prefill_cost import (
+from worker.core.prefill import (
     CALL_SHARE,
     CHUNK_TOKENS_FIRST,
     CHUNK_TOKENS_MIN,
     IDLE_S,
     PrefillCall,
     PrefillCostModel,
+    call_of,
 )
-from worker.core.rows import Group, Phase, call_of
+from worker.core.rows import Group, Phase
 from worker.core.scheduler import Scheduler, SchedulerConfig
 
 TARGET_S = 0.1

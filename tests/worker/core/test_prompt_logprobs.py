@@ -10,7 +10,7 @@ import pytest
 from protocol.messages import Finished, PrefixHit, PromptLogprobs
 from protocol.types import PromptToken
 from tests.worker.engines import END, Broken, House, ScriptedEngine, ScriptedPipeline
-from worker.core import prompt_logprobs
+from worker.core import publisher
 from worker.values import CacheSpec, SamplingParams
 
 ASKS = SamplingParams(logprobs=1)
@@ -67,7 +67,7 @@ def test_without_logprobs_an_echo_asks_nothing_of_the_engine() -> None:
 
 
 def test_a_long_prompt_is_told_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompt_logprobs, "PART_TOKENS_MAX", 10)
+    monkeypatch.setattr(publisher, "PART_TOKENS_MAX", 10)
     house = House(prefill_tokens=64)
     house.submit("a", 5, prompt=100, sampling=ASKS, echo=True)
     house.run()

@@ -13,12 +13,11 @@ from protocol.common.progress import ProgressWatch
 from protocol.errors import RequestError
 from tests.factories import engine_request
 from tests.worker.engines import Embedding, picture
-from worker.core.prefill_batches import PADDING_MAX
-from worker.core.prefill_cost import CHUNK_TOKENS_MIN
+from worker.core.failures import watched
+from worker.core.prefill import CHUNK_TOKENS_MIN, PADDING_MAX
 from worker.core.prefix.sharing import SHORT_TOKENS_MAX
 from worker.core.rows import Chunk, EncodeImage, Group, Phase, Row, SchedulerOutput
 from worker.core.scheduler import AHEAD_MAX, Scheduler, SchedulerConfig
-from worker.core.starvation import watched
 from worker.values import EncodedImage, EngineRequest, ImageInput
 
 SEEDS = 100

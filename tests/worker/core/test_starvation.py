@@ -9,8 +9,8 @@ import pytest
 from protocol.messages import Finished
 from tests.worker.engines import House, ScriptedEngine
 from worker.core.engine_core import PAUSE_S
+from worker.core.failures import STARVED_S_MAX, RowStarved, starved_after_s
 from worker.core.rows import Row
-from worker.core.starvation import STARVED_S_MAX, RowStarved, starved_after_s
 from worker.values import CacheSpec
 
 PLENTY = 10**9

@@ -12,7 +12,7 @@ from protocol.types import Capabilities
 from tests.factories import request
 from tests.models.fixtures import model_folder
 from worker.core.memory_reservations import BLOCK_TOKENS
-from worker.gateway.ready import policy_of, ready_of
+from worker.gateway.model_thread import policy_of, ready_of
 from worker.interfaces import Model
 from worker.load.load import ModelLoader
 

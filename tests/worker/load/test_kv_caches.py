@@ -10,7 +10,7 @@ import pytest
 from protocol.settings.worker import WorkerSettings
 from tests.models.fixtures import model_folder
 from tests.worker.folders import failure, nothing
-from worker.gateway.ready import policy_of, ready_of
+from worker.gateway.model_thread import policy_of, ready_of
 from worker.interfaces import Model, ModelError
 from worker.load.load import ModelLoader
 from worker.load.options import LoadOptions

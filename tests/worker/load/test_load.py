@@ -20,7 +20,7 @@ from protocol.types import Exactness
 from tests.models.fixtures import model_folder
 from tests.worker.folders import copied, failure, nothing
 from worker.core.scheduler import SchedulerConfig
-from worker.gateway.ready import ready_of
+from worker.gateway.model_thread import ready_of
 from worker.interfaces import InsufficientMemoryError, Model, ModelError
 from worker.load import capabilities, exactness, load, memory, vision, weights
 from worker.load.config import CONTEXT_FALLBACK_TOKENS, read_config

@@ -15,9 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from worker.core.prefix import files
-from worker.core.prefix.files import FileWriter, Record
-from worker.core.prefix.folder import DIGEST, Folder, StoredItem
+from worker.core.prefix.folder import DIGEST, FileWriter, Folder, Record, StoredItem, prepare
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +105,7 @@ class DiskTier:
         """
         assert DIGEST.fullmatch(record.digest), record.digest
         try:
-            draft = files.draft(record, self._fingerprint)
+            draft = prepare(record, self._fingerprint)
         except ValueError as error:
             log.warning("prefix %s cannot be stored: %s", record.digest, error)
             return False

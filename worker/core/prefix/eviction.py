@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Literal
 
-from worker.core.prefix.items import Item, Snapshot
+from worker.core.prefix.tree import Item, Snapshot
 
 _SPARE_ENTRIES = 64
 

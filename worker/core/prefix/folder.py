@@ -1,5 +1,10 @@
 """Folder of stored items: one file per item, named by its digest.
 
+Files are in the format of safetensors, which any tool opens, with checksums over every byte. The header
+begins with `_MAGIC`, which holds the format version, and the CRC-32 of the rest of the header, which includes
+that of the data. So a header can be trusted before the data is read. The checksums protect against damage,
+not malice: anyone who can write to the folder can compute any hash.
+
 Writes are atomic: to a temporary file, synced and renamed. Files are trusted only if their checksums match;
 damaged ones are removed. Several processes may use the folder: each may remove files, and a missing file is a
 miss. Files with other names are left alone.
@@ -13,18 +18,207 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import time
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
+import msgspec
 import psutil
 
 from protocol.common.cache_folder import PREFIX_SUFFIX
-from worker.core.prefix.files import DamagedFileError, FileWriter, Record, read_header, read_record
+from worker.values import ITEM_BYTES, ArrayBytes
 
 log = logging.getLogger(__name__)
+
+FILE_BYTES_MAX = 2**30
+HEADER_BYTES_MAX = 4 * 2**20
+"""Enough for about 400,000 tokens in `Record.about`."""
+
+_MAGIC = b'{"__metadata__":{"format":"roundhouse-prefix-2","checksum":"'
+_BETWEEN = b'","data":"'
+_CHECKSUM_BYTES = 8
+_LENGTH_BYTES = 8
+
+
+class DamagedFileError(ValueError):
+    """A file is damaged, or was not written by this cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A stored item. `digest`: its name, in hex. `about`: its metadata, as JSON types."""
+
+    digest: str
+    about: dict[str, Any]
+    blobs: dict[str, ArrayBytes]
+
+
+@dataclass(frozen=True, slots=True)
+class FileWriter:
+    """A record prepared for writing: its header without the checksums, and its data."""
+
+    digest: str
+    header: bytes
+    data: tuple[memoryview, ...]
+    file_bytes: int
+
+    def write(self, file: BinaryIO) -> None:
+        """Write the file. Raises `OSError`."""
+        rest = _BETWEEN + _checksum(*self.data) + self.header
+        length = len(_MAGIC) + _CHECKSUM_BYTES + len(rest)
+        file.write(length.to_bytes(_LENGTH_BYTES, "little") + _MAGIC + _checksum(rest) + rest)
+        for piece in self.data:
+            file.write(piece)
+
+
+class _Array(msgspec.Struct, gc=False):
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+class _Entry(_Array, gc=False):
+    """Header entry: an array or the metadata, so that one call decodes all entries."""
+
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    data_offsets: tuple[int, int] = (-1, -1)
+    fingerprint: str = ""
+    digest: str = ""
+    about: str = ""
+    data: str = ""
+
+
+_header_decoder = msgspec.json.Decoder(dict[str, _Entry])
+_about_decoder = msgspec.json.Decoder(dict[str, Any])
+
+
+class FileHeader(NamedTuple):
+    """Header of a file, verified against its checksum and the file's size."""
+
+    about: dict[str, Any]
+    arrays: Mapping[str, _Array]
+    data_checksum: bytes
+
+
+def prepare(record: Record, fingerprint: str) -> FileWriter:
+    """Prepare a record for writing. Raises `ValueError` if a file cannot hold it."""
+    # With falling element size behind a padded header every array is aligned, which other readers prefer.
+    blobs = sorted(record.blobs.items(), key=lambda item: -ITEM_BYTES[item[1].dtype])
+    data = tuple(_octets(blob) for _, blob in blobs)
+    header = _header(record, fingerprint, dict(blobs))
+    begun = len(_MAGIC) + 2 * _CHECKSUM_BYTES + len(_BETWEEN)
+    header += b" " * (-(begun + len(header)) % 8)
+    header_bytes = begun + len(header)
+    file_bytes = _LENGTH_BYTES + header_bytes + sum(piece.nbytes for piece in data)
+    if header_bytes > HEADER_BYTES_MAX or file_bytes > FILE_BYTES_MAX:
+        raise ValueError(f"header of {header_bytes} bytes in a file of {file_bytes} bytes exceeds the limits")
+    return FileWriter(record.digest, header, data, file_bytes)
+
+
+def _header(record: Record, fingerprint: str, blobs: Mapping[str, ArrayBytes]) -> bytes:
+    """Return the header after the second checksum, beginning with the quote that ends it."""
+    if "__metadata__" in blobs:
+        raise ValueError("array name '__metadata__' is reserved")
+    try:
+        about = msgspec.json.encode(record.about).decode()
+        metadata = {"fingerprint": fingerprint, "digest": record.digest, "about": about}
+        arrays, end = {}, 0
+        for name, blob in blobs.items():
+            begin, end = end, end + memoryview(blob.data).nbytes
+            arrays[name] = _Array(blob.dtype, blob.shape, (begin, end))
+        joined = b'",' + msgspec.json.encode(metadata)[1:]
+        return joined + (b"," + msgspec.json.encode(arrays)[1:] if arrays else b"}")
+    except (TypeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"metadata cannot be encoded as JSON: {error}") from error
+
+
+def _octets(blob: ArrayBytes) -> memoryview:
+    view = memoryview(blob.data)
+    return view.cast("B") if view.nbytes else memoryview(b"")  # empty views cannot always be cast
+
+
+def _checksum(*pieces: bytes | memoryview) -> bytes:
+    state = 0
+    for piece in pieces:
+        state = zlib.crc32(piece, state)
+    return f"{state:08x}".encode()
+
+
+def read_header(path: Path, fingerprint: str, digest: str) -> tuple[FileHeader, int]:
+    """Read a file's header and its size in bytes. Raises `OSError` or `DamagedFileError`."""
+    with _opened(path) as file:
+        size = _size(file)
+        return _read_header(file, size, fingerprint, digest), size
+
+
+def read_record(path: Path, fingerprint: str, digest: str) -> Record:
+    """Read a whole file. Raises `OSError`, `MemoryError` or `DamagedFileError`."""
+    with _opened(path) as file:
+        size = _size(file)
+        header = _read_header(file, size, fingerprint, digest)
+        # Read in one piece: each call would wait for the GIL again.
+        data = memoryview(file.read(size))
+    if _checksum(data) != header.data_checksum:
+        raise DamagedFileError("the data is damaged")
+    try:
+        blobs = {
+            name: ArrayBytes(array.dtype, array.shape, data[slice(*array.data_offsets)])
+            for name, array in header.arrays.items()
+        }
+    except ValueError as error:
+        raise DamagedFileError(f"invalid array: {error}") from error
+    return Record(digest, header.about, blobs)
+
+
+def _opened(path: Path) -> BinaryIO:
+    # Something else under this name, such as a pipe, must not block the thread.
+    return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK))
+
+
+def _size(file: BinaryIO) -> int:
+    status = os.fstat(file.fileno())
+    if not stat.S_ISREG(status.st_mode) or status.st_size > FILE_BYTES_MAX:
+        raise DamagedFileError(f"unexpected file: mode {status.st_mode:o}, {status.st_size} bytes")
+    return status.st_size
+
+
+def _read_header(file: BinaryIO, size: int, fingerprint: str, digest: str) -> FileHeader:
+    length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+    if length > min(HEADER_BYTES_MAX, size - _LENGTH_BYTES):
+        raise DamagedFileError(f"header of {length} bytes in a file of {size} bytes")
+    raw = file.read(length)
+    rest = len(_MAGIC) + _CHECKSUM_BYTES
+    if not raw.startswith(_MAGIC):
+        raise DamagedFileError("unknown file format")
+    if len(raw) != length or _checksum(memoryview(raw)[rest:]) != raw[len(_MAGIC) : rest]:
+        raise DamagedFileError("the header is damaged")
+    try:
+        arrays = _header_decoder.decode(raw)
+        metadata = arrays.pop("__metadata__")
+        about = _about_decoder.decode(metadata.about)
+    except (msgspec.MsgspecError, KeyError, UnicodeError, RecursionError) as error:
+        raise DamagedFileError(f"the header cannot be read: {error}") from error
+    if (metadata.fingerprint, metadata.digest) != (fingerprint, digest):
+        raise DamagedFileError("file belongs to another model or another item")
+    _check_offsets(arrays, size - _LENGTH_BYTES - length)
+    return FileHeader(about, arrays, metadata.data.encode())
+
+
+def _check_offsets(arrays: Mapping[str, _Array], data_bytes: int) -> None:
+    end = 0
+    for array in arrays.values():
+        begin, after = array.data_offsets
+        if begin != end or after < end:
+            raise DamagedFileError("arrays are not contiguous")
+        end = after
+    if end != data_bytes:
+        raise DamagedFileError(f"{data_bytes} bytes of data, expected {end}")
+
 
 LEFTOVER_AGE_S_MAX = 600.0
 """Age in seconds beyond which a temporary file is considered abandoned."""

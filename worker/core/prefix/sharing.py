@@ -10,8 +10,7 @@ import bisect
 from collections.abc import Iterable
 
 from worker.common_prefix import common_prefix_length
-from worker.core.prefix.index import PrefixIndex
-from worker.core.prefix.matching import Match
+from worker.core.prefix.index import Match, PrefixIndex
 from worker.core.rows import Row
 
 SHORT_TOKENS_MAX = 256

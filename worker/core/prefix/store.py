@@ -19,10 +19,9 @@ from protocol.common.log_context import about
 from protocol.types import PrefixStatus
 from worker.core.commands import Command, DiskSpace, Fetched, Written
 from worker.core.prefix.disk import DiskTier
-from worker.core.prefix.files import Record
-from worker.core.prefix.index import BLOCK_TOKENS, PrefixIndex, keep
-from worker.core.prefix.items import Item
-from worker.core.prefix.matching import Match
+from worker.core.prefix.folder import Record
+from worker.core.prefix.index import BLOCK_TOKENS, Match, PrefixIndex, keep
+from worker.core.prefix.tree import Item
 from worker.core.rows import Phase, Row
 from worker.interfaces import Engine, Model
 from worker.process.device_errors import raise_if_device_failed

@@ -25,10 +25,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.system import eventually
-from worker.core.prefix import files
 from worker.core.prefix.disk import FAILURES_MAX, PAUSE_S, DiskTier
-from worker.core.prefix.files import FILE_BYTES_MAX, HEADER_BYTES_MAX, Record
-from worker.core.prefix.folder import LEFTOVER_AGE_S_MAX
+from worker.core.prefix.folder import (
+    FILE_BYTES_MAX,
+    HEADER_BYTES_MAX,
+    LEFTOVER_AGE_S_MAX,
+    Record,
+    prepare,
+    read_header,
+    read_record,
+)
 from worker.values import ITEM_BYTES, ArrayBytes
 
 FINGERPRINT = "f1" * 16
@@ -180,11 +186,11 @@ def test_whatever_is_stored_comes_back(about: dict[str, Any], blobs: dict[str, A
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "file"
         with path.open("wb") as file:
-            files.draft(stored, FINGERPRINT).write(file)
+            prepare(stored, FINGERPRINT).write(file)
         assert dict(deserialize(path.read_bytes())).keys() == blobs.keys()
-        header, size = files.read_header(path, FINGERPRINT, stored.digest)
+        header, size = read_header(path, FINGERPRINT, stored.digest)
         assert (header.about, size) == (about, path.stat().st_size)
-        assert plain(files.read_record(path, FINGERPRINT, stored.digest)) == plain(stored)
+        assert plain(read_record(path, FINGERPRINT, stored.digest)) == plain(stored)
 
 
 def test_an_item_is_found_again_by_another_tier(tier: DiskTier, open_tier: Open) -> None:
@@ -402,7 +408,7 @@ _WITH_LITTLE_ROOM = """
 import resource, sys
 from pathlib import Path
 from worker.core.prefix.disk import DiskTier
-from worker.core.prefix.files import ArrayBytes, Record
+from worker.core.prefix.folder import ArrayBytes, Record
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
 tier = DiskTier(Path(sys.argv[1]), "f1")
@@ -511,7 +517,7 @@ def test_a_file_is_named_between_syncs(tier: DiskTier, folder: Path, monkeypatch
 
 def test_a_full_queue_takes_nothing_more(open_tier: Open) -> None:
     item = record(x=blob("U8", 2000))
-    file_bytes = files.draft(item, FINGERPRINT).file_bytes
+    file_bytes = prepare(item, FINGERPRINT).file_bytes
     tier, answers = open_tier(queue_bytes_max=2 * file_bytes), Answers()
     gate = Gate(tier)
     taken = [tier.write(record(name, x=blob("U8", 2000)), answers.on_written) for name in "abc"]

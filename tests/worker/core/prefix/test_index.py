@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from protocol.prefix_namespace import salt_in
-from worker.core.prefix.index import PrefixIndex
-from worker.core.prefix.items import Block, Item, memory_of, snapshot_behind
-from worker.core.prefix.matching import Match
+from worker.core.prefix.index import Match, PrefixIndex
+from worker.core.prefix.tree import Block, Item, memory_of, snapshot_behind
 from worker.values import CacheSpec
 
 Keys = tuple[int, ...]

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.worker.core.prefix.test_index import File, Keys
 from worker.core.prefix.index import PrefixIndex
-from worker.core.prefix.items import Block, Item, Snapshot, memory_of
+from worker.core.prefix.tree import Block, Item, Snapshot, memory_of
 from worker.values import MEDIA_KEYS, CacheSpec
 
 Place = tuple[str, Keys]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from worker.core.prefix.items import BlockPart, Snapshot, block_behind, root_of
-from worker.core.prefix.matching import longest
+from worker.core.prefix.index import longest
+from worker.core.prefix.tree import BlockPart, Snapshot, block_behind, root_of
 from worker.values import CacheSpec
 
 

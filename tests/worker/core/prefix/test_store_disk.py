@@ -15,8 +15,7 @@ from tests.worker.core.prefix.test_store import PLENTY, SHAPES, cached
 from tests.worker.engines import House, ScriptedEngine
 from worker.core.commands import Command, DiskSpace, Fetched
 from worker.core.engine_core import PAUSE_S
-from worker.core.prefix.files import Record
-from worker.core.prefix.folder import StoredItem
+from worker.core.prefix.folder import Record, StoredItem
 from worker.core.prefix.index import PrefixIndex
 from worker.core.prefix.store import READ_SILENCE_S_MAX, READ_WAIT_S_MAX, PrefixStore
 from worker.core.rows import Row
