@@ -1,7 +1,4 @@
-"""Bursts: requests that reach a worker together. Pure.
-
-The *batching window* is how long an idle worker waits for further requests after the one that woke it.
-"""
+"""Batching window: how long an idle worker waits for further requests after the one that woke it. Pure."""
 
 from __future__ import annotations
 
@@ -13,11 +10,6 @@ WINDOW_RESUMED_S = 0.05
 """Window for a resumed request: all requests of a lost worker are resent together."""
 OTHERS_WITHIN = 4
 """Requests that arrive within this many windows of an opening are a reason to wait next time."""
-
-BURST_S = 0.25
-"""Requests that arrive within this time after the first step of a burst belong to it: sixteen chats take
-0.2 s from the first to the last. Arrivals are noticed between steps, so one counts as that of the start of
-the step in which it came."""
 
 
 @dataclass(slots=True)
@@ -44,32 +36,3 @@ class BatchingWindow:
         if self._resumes and self.window_s:
             return max(self.window_s, WINDOW_RESUMED_S)
         return self.window_s if expects_others else min(self.window_s, WINDOW_ALONE_S)
-
-
-@dataclass(slots=True)
-class Bursts:
-    """Numbers of bursts: which requests came together."""
-
-    _burst: int = 0
-    _stepped_at: float | None = None
-    """End of the first step of burst `_burst`; None before."""
-    _begun_at: float = 0.0
-    """Start of the last step, which is the end of the one before."""
-    _now: float = 0.0
-
-    def arrived(self, now: float, *, idle: bool) -> int:
-        """Record the arrival of a row; return the number of its burst.
-
-        `idle`: whether no step was running. Otherwise it may have come at any time since the last one
-        started, which can be longer ago than `BURST_S`.
-        """
-        came_at = now if idle else self._begun_at
-        if self._stepped_at is not None and came_at - self._stepped_at > BURST_S:
-            self._burst, self._stepped_at = self._burst + 1, None
-        return self._burst
-
-    def on_step_end(self, now: float, *, has_worked: bool) -> None:
-        """Record the end of a step."""
-        self._begun_at, self._now = self._now, now
-        if self._stepped_at is None and has_worked:
-            self._stepped_at = now

@@ -234,7 +234,7 @@ class EmbeddingLoop:
             log.exception("%s: encoding failed", ", ".join(request.id for request in _requests(batch)))
             self._retry_apart(batch, error)
             return
-        self._failures.clear()
+        self._failures.in_a_row = 0
         longest = max(len(place.text.tokens) for place in batch)
         self.pace.learn(self.clock() - began, decoded=False, calls=[PrefillCall(len(batch) * longest, 0)])
         self._hand_out(batch, vectors)

@@ -57,7 +57,7 @@ from worker.core.sparse_prefill import SparsePrefillQueue
 from worker.core.speculation import Speculation
 from worker.interfaces import Model
 from worker.process.device_errors import raise_if_device_failed
-from worker.values import EngineRequest, GuideError, Logprob, SampledToken, StepOutput
+from worker.values import NO_DRAFTS, EngineRequest, GuideError, Logprob, SampledToken, StepOutput
 
 log = logging.getLogger(__name__)
 
@@ -228,7 +228,7 @@ class Loop:
             self.model.engine.drop(row.id)
         # Importance scoring and prefill take turns.
         weighs = (
-            not plan.to_encode and len(self.sparse_prefill) and (not plan.groups or self.counters.steps % 2)
+            not plan.to_encode and self.sparse_prefill.rows and (not plan.groups or self.counters.steps % 2)
         )
         for group in () if weighs else plan.groups:
             self._prefill(group)
@@ -272,16 +272,19 @@ class Loop:
         self.scheduler.restart(row)
 
     def _decode(self) -> None:
-        rows = self.scheduler.decoding
+        rows, drafts = self.scheduler.decoding, NO_DRAFTS
         try:
-            step = self.model.engine.step(self.drafting.propose(rows, self.model.engine.forced_tokens))
+            if self.drafting.is_on:
+                drafts = self.drafting.propose(rows, self.model.engine.forced_tokens)
+            step = self.model.engine.step(drafts)
         except Exception as error:  # attributed to no row
             self._fail_step(error)
             return
         # A step without tokens has only started the pipeline.
         now = self.clock()
         self.scheduler.on_step_end(now, decoded=True if step.tokens else None)
-        self.drafting.learn(step, now)
+        if self.drafting.is_on:
+            self.drafting.learn(step, now)
         self._hand_out(step)
 
     def _hand_out(self, step: StepOutput) -> None:
@@ -292,7 +295,7 @@ class Loop:
             log.log(level, "%s: grammar failed", id, exc_info=failure, extra=about(id))
             self._fail_row(id, engine_error(failure))
         if step.tokens:
-            self._failures.clear()
+            self._failures.in_a_row = 0
         deltas: list[Delta] = []
         ends: list[RowEnd] = []
         likelihoods, now, shape = step.likelihoods, self.clock(), self.model.engine.shape
@@ -331,7 +334,7 @@ class Loop:
 
     def _score_chunk(self, decode_s: float) -> None:
         """Run a chunk of importance scoring for sparse prefill. If that fails, its request fails."""
-        row = self.sparse_prefill.first
+        row = self.sparse_prefill.rows[0]
         try:
             if self.sparse_prefill.read(row, self.clock, decode_s):
                 row.is_blocked = False

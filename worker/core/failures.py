@@ -32,18 +32,14 @@ class Failures:
     """Counter of consecutive failures, without a token in between."""
 
     def __init__(self) -> None:
-        self._count = 0
-
-    def clear(self) -> None:
-        """Reset the count: the engine has produced a token."""
-        self._count = 0
+        self.in_a_row = 0
 
     def count(self, error: Exception) -> None:
         """Count a failure of the engine. Raises `EngineKeepsFailing`, or `DeviceError` if the GPU failed."""
         raise_if_device_failed(error)
-        self._count += 1
-        if self._count >= FAILURES_MAX:
-            raise EngineKeepsFailing(f"{self._count} failures in a row, the last {error!r}")
+        self.in_a_row += 1
+        if self.in_a_row >= FAILURES_MAX:
+            raise EngineKeepsFailing(f"{self.in_a_row} failures in a row, the last {error!r}")
 
     def probe(self, engine: Engine) -> None:
         """Count a failed prompt if a probe prompt fails as well. Raises `EngineKeepsFailing`."""

@@ -44,7 +44,7 @@ class Row:
     """Its priority and arrival number."""
     phase: Phase = Phase.WAITING
     burst: int = 0
-    """Number of the burst it came in; see `Bursts`."""
+    """Number of its burst: requests that came together."""
     deadline: float = math.inf
     is_blocked: bool = False
     """It waits for a prefix from disk or for importance scoring."""

@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 
 from protocol.errors import too_long
 from protocol.types import ImageStatus
-from worker.core.batching_window import Bursts
 from worker.core.encoder_cache import EncoderCache, images_of
 from worker.core.memory_reservations import Reservations
 from worker.core.prefill import (
@@ -41,6 +40,9 @@ from worker.core.rows import Chunk, EncodeImage, Group, Phase, Row, SchedulerOut
 from worker.values import NO_EMBEDDINGS, EncodedImage, EngineRequest
 
 AHEAD_MAX = 7
+BURST_S = 0.25
+"""Requests that arrive within this time after the first step of a burst belong to it: sixteen chats take
+0.2 s from the first to the last."""
 BURST_PROMPT_S_MAX = 5.0
 """Longest prompt in seconds for which those that came with it decode seldom."""
 _SETTLING_STEPS = 2
@@ -84,8 +86,10 @@ class Scheduler:
         self.reservations = Reservations(policy.bytes_max, policy.row_bytes, policy.aside_bytes)
         self._has_overtaken = False
         """Whether short prompts went before a long one in the last plan."""
-        self._settling, self._step_ended_at = 0, 0.0
-        self._bursts = Bursts()
+        self._settling, self._step_began_at, self._step_ended_at = 0, 0.0, 0.0
+        self._burst = 0
+        self._burst_began_at: float | None = None
+        """End of the first step of burst `_burst`; None before."""
         self._calls: list[PrefillCall] = []
         self._images_to_encode = False
 
@@ -131,7 +135,7 @@ class Scheduler:
         self.reservations.hold_pixels(row)
         number = next(self._arrivals)
         row.queue_key, row.prompt_group = (request.priority, number), self._prompt_group(row, number)
-        row.burst = self._bursts.arrived(now, idle=not self._rows)
+        row.burst = self._burst_at(now)
         row.submitted_at = now
         self._rows[row.id] = row
         self._in[Phase.WAITING][row] = None
@@ -154,6 +158,17 @@ class Scheduler:
     def overdue(self, now: float) -> list[Row]:
         """Return the rows whose deadline has passed."""
         return [row for row in self._rows.values() if row.deadline <= now]
+
+    def _burst_at(self, now: float) -> int:
+        """Return the number of the burst that a request belongs to, which is noticed `now`.
+
+        During a step it may have come at any time since the last one began, which can be longer ago than
+        `BURST_S`.
+        """
+        came_at = self._step_began_at if self._rows else now
+        if self._burst_began_at is not None and came_at - self._burst_began_at > BURST_S:
+            self._burst, self._burst_began_at = self._burst + 1, None
+        return self._burst
 
     def _prompt_group(self, row: Row, number: int) -> int:
         # A prompt of one token needs no prefill that could be shared.
@@ -210,8 +225,10 @@ class Scheduler:
         self._pace.rows = self.count(Phase.DECODE)
         if decoded is not None and not self._images_to_encode:
             self._pace.learn(now - self._step_ended_at, decoded=decoded, calls=self._calls)
-        self._step_ended_at, self._calls, self._images_to_encode = now, [], False
-        self._bursts.on_step_end(now, has_worked=decoded is not None)
+        self._calls, self._images_to_encode = [], False
+        self._step_began_at, self._step_ended_at = self._step_ended_at, now
+        if self._burst_began_at is None and decoded is not None:
+            self._burst_began_at = now
 
     def disturb(self) -> None:
         """Exclude the current lap from the cost model."""

@@ -49,10 +49,8 @@ class SparsePrefillQueue:
         self._is_able = is_able
         self._default = default
         self._pace = PrefillCostModel(target_s=target_s, tokens_max=min(tokens_max, READ_TOKENS_MAX))
-        self._rows: list[Row] = []
-
-    def __len__(self) -> int:
-        return len(self._rows)
+        self.rows: list[Row] = []
+        """Those that wait, in order."""
 
     def _keep_of(self, request: EngineRequest) -> float:
         """Return the share of a request's prompt that is run.
@@ -94,24 +92,19 @@ class SparsePrefillQueue:
         elif self._keep_of(row.request) < 1:
             skip_tokens(row, ())
             row.is_blocked = True
-            self._rows.append(row)
+            self.rows.append(row)
 
     def drop(self, row: Row) -> None:
         """Forget a row, if it waits."""
-        if row in self._rows:
-            self._rows.remove(row)
-
-    @property
-    def first(self) -> Row:
-        """First row in the queue."""
-        return self._rows[0]
+        if row in self.rows:
+            self.rows.remove(row)
 
     def read(self, row: Row, clock: Callable[[], float], decode_s: float) -> bool:
         """Run a chunk of the scorer's prefill, or a part of the scoring. Return whether it is complete.
 
         `decode_s`: expected wait for the decode step in progress; 0 without one.
         """
-        for waiting in self._rows:
+        for waiting in self.rows:
             waiting.scoring_passes += 1  # counts as progress for all rows in the queue
         importance_scorer, prompt = self._importance_scorer, row.request.tokens[:-1]
         done, began = importance_scorer.length(row.id), clock()

@@ -145,7 +145,7 @@ class Speculation:
         target_s: float = math.inf,
         position_cost: float | None = None,
     ) -> None:
-        self._is_on = is_on
+        self.is_on = is_on
         self._network: DraftCatchUp | None = None
         if drafter is not None and is_on:
             self._network = DraftCatchUp(drafter, target_s, SOURCES[MODEL].length)
@@ -175,7 +175,7 @@ class Speculation:
 
     def status(self) -> SpecDecodeStatus | None:
         """Return the counts of all drafts so far; None if drafts are disabled."""
-        if not self._is_on:
+        if not self.is_on:
             return None
         sources = {
             name: SpecDecodeStats(accepted=tally.right, rejected=tally.wrong)
@@ -191,7 +191,7 @@ class Speculation:
         """Return the drafts to verify in the next step, by row id. `rows`: all rows that decode."""
         self._found, self._drafts = {}, {}
         ideal = [_Outlook(DRAFTED_MAX, DRAFTED_MAX)] * len(rows)
-        if self._is_on and self._speed(len(rows), ideal) > GAIN_MIN:
+        if self.is_on and self._speed(len(rows), ideal) > GAIN_MIN:
             rooms = {row: room for row in rows if (room := _room(row)) > 0}
             free = {row: self._free_draft(row, room, len(rows), forced_tokens) for row, room in rooms.items()}
             self._found = {row: draft for row, draft in free.items() if draft.tokens}
@@ -274,8 +274,6 @@ class Speculation:
 
     def learn(self, step: StepOutput, now: float) -> None:
         """Record what a step, which ended at `now`, made of its drafts."""
-        if not self._is_on:
-            return
         if self._network is not None:
             self._network.on_step_end(None if self._step_ended_at is None else now - self._step_ended_at)
         self._step_ended_at = now

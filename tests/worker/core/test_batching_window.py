@@ -7,15 +7,9 @@ import pytest
 
 from protocol.types import BATCH_PRIORITY
 from tests.factories import engine_request
-from worker.core.batching_window import (
-    BURST_S,
-    WINDOW_ALONE_S,
-    WINDOW_RESUMED_S,
-    BatchingWindow,
-    Bursts,
-)
+from worker.core.batching_window import WINDOW_ALONE_S, WINDOW_RESUMED_S, BatchingWindow
 from worker.core.prefix.index import PrefixIndex
-from worker.core.scheduler import BURST_PROMPT_S_MAX, Scheduler, SchedulerConfig
+from worker.core.scheduler import BURST_PROMPT_S_MAX, BURST_S, Scheduler, SchedulerConfig
 from worker.values import CacheSpec
 
 PROMPT = 100
@@ -43,10 +37,13 @@ def test_resumed_request_opens_a_longer_batching_window() -> None:
 def test_requests_that_come_soon_after_the_first_step_belong_to_its_burst(
     late_s: float, idle: bool, together: bool
 ) -> None:
-    bursts = Bursts()
-    first = bursts.arrived(10.0, idle=True)
-    bursts.on_step_end(11.0, has_worked=True)
-    assert bursts.arrived(11.0 + late_s, idle=idle) == first + (not together)
+    scheduler = Scheduler(SchedulerConfig(rows_max=8))
+    first = scheduler.add(engine_request("a", PROMPT), 10.0)
+    scheduler.on_step_end(11.0, decoded=False)
+    if idle:
+        scheduler.drop("a")
+    second = scheduler.add(engine_request("b", PROMPT), 11.0 + late_s)
+    assert (second.burst == first.burst) == together
 
 
 class Burst:

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.factories import engine_request
-from worker.core.batching_window import BURST_S
 from worker.core.prefill import (
     CALL_SHARE,
     CHUNK_TOKENS_FIRST,
@@ -22,7 +21,7 @@ from worker.core.prefill import (
     call_of,
 )
 from worker.core.rows import Group, Phase
-from worker.core.scheduler import Scheduler, SchedulerConfig
+from worker.core.scheduler import BURST_S, Scheduler, SchedulerConfig
 
 TARGET_S = 0.1
 

@@ -56,13 +56,13 @@ def thinned(sparse_prefill: SparsePrefillQueue, asked: EngineRequest) -> Row:
     scheduler = Scheduler(SchedulerConfig(rows_max=4))
     row = scheduler.add(asked, 0.0)
     sparse_prefill.hold(row)
-    assert len(sparse_prefill) == 1
+    assert len(sparse_prefill.rows) == 1
     clock = itertools.count(0.0, 0.01)
     for _ in range(1000):
-        if not len(sparse_prefill):
+        if not sparse_prefill.rows:
             return row
         assert row.is_blocked
-        sparse_prefill.read(sparse_prefill.first, lambda: next(clock), 0.005)
+        sparse_prefill.read(sparse_prefill.rows[0], lambda: next(clock), 0.005)
     raise AssertionError("the prompt is never scored")
 
 
@@ -134,7 +134,7 @@ def test_row_with_precomputed_skipped_spans_is_not_scored_again() -> None:
     asked = request(left_out=spans)
     row = Scheduler(SchedulerConfig(rows_max=4)).add(asked, 0.0)
     sparse_prefill.hold(row)
-    assert (row.left_out, row.is_blocked, len(sparse_prefill)) == (spans, False, 0)
+    assert (row.left_out, row.is_blocked, len(sparse_prefill.rows)) == (spans, False, 0)
 
 
 @given(st.lists(st.integers(1, 40), min_size=2, max_size=12), st.integers(1, 80), st.booleans())

@@ -108,6 +108,6 @@ def test_a_prompt_that_is_given_up_is_read_no_further_than_the_chunk_that_runs()
     house.run()
     assert len(reader.sizes) == 4
     assert reader.asked == []
-    assert len(house.loop.sparse_prefill) == 0
+    assert not house.loop.sparse_prefill.rows
     assert house.ends("long") == []
     assert len(house.tokens("stream")) == 60

@@ -270,7 +270,7 @@ class PrefixIndex:
         """Shrink the memory tier to `limit` bytes. Returns the items dropped from memory. Those without a
         file are removed with their descendants."""
         gone: list[Item] = []
-        for item in self._ram.excess(limit):
+        for item in self._ram.excess(limit) if self._ram.bytes > limit else ():
             self._grow_old(item)
             if item.disk_bytes:
                 item.payload = None
