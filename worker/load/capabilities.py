@@ -43,7 +43,7 @@ _ROTATIONS = {
     *(f"mlx_lm.rope_utils.{name}RoPE" for name in ("Llama3", "Proportional", "SuScaled", "Yarn")),
     *(f"mlx_vlm.rope_utils.{name}RoPE" for name in ("Llama3", "Proportional", "Yarn")),
 }
-"""Rotary embeddings that call `mx.fast.rope` with a row's offset and constants, as `nn.RoPE` does: no parts.
+"""Rotary embeddings that call MLX's kernel with a row's offset and constants, as `nn.RoPE` does: no parts.
 Those left out look at the length."""
 _QUANTIZED_CHUNKS = ((3, 1, 4, 1, 5), (9, 2), (6,))
 
