@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import os
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
-from http.client import HTTPException
 from ipaddress import ip_address
-from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
-from deploy.agents.profiles import NO_KEY, Endpoint, Model
-from protocol.common.environment import network_fault
+from deploy.agents.profiles import Model
 from protocol.common.error_text import closest_match
-from protocol.server_lock import running_servers
-
-ANSWER_WAIT_S = 10.0
-ANSWER_BYTES_MAX = 2**24
 
 
 class LaunchError(Exception):
-    """The agent cannot be started; the message says what to do."""
+    """The endpoint, or a model of it, cannot be used; the message says what to do."""
 
 
 class _Listed(msgspec.Struct):
@@ -39,19 +28,11 @@ class _List(msgspec.Struct):
     data: list[_Listed]
 
 
-def ask(endpoint: Endpoint) -> list[Model]:
-    """Return the models of a running endpoint. Raises `LaunchError`."""
-    if not is_address(endpoint.url):
-        raise LaunchError(f"{endpoint.url!r} is not a valid URL: write it as http://host:port")
-    _get(endpoint, "/health")
-    return read(_get(endpoint, "/v1/models"))
-
-
-def read(body: bytes) -> list[Model]:
+def read(document: object) -> list[Model]:
     """Return the generative models in a response of `/v1/models`. Raises `LaunchError`."""
     try:
-        listed = msgspec.json.decode(body, type=_List).data
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        listed = msgspec.convert(document, _List).data
+    except msgspec.ValidationError as error:
         raise LaunchError(f"the endpoint did not return a list of models: {error}") from None
     return [
         Model(model.id, model.context_length or None, tuple(model.aliases), model.state == "loaded")
@@ -93,40 +74,3 @@ def is_near(url: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _get(endpoint: Endpoint, path: str) -> bytes:
-    request = urllib.request.Request(endpoint.url + path)
-    if endpoint.key != NO_KEY:
-        request.add_header("Authorization", f"Bearer {endpoint.key}")
-    proxies: dict[str, str] | None = {} if is_near(endpoint.url) else None
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies))
-    try:
-        with opener.open(request, timeout=ANSWER_WAIT_S) as answer:
-            found: bytes = answer.read(ANSWER_BYTES_MAX)
-            return found
-    except urllib.error.HTTPError as error:
-        with error:
-            raise LaunchError(_refused(endpoint, path, error.code, error.read(ANSWER_BYTES_MAX))) from None
-    except (OSError, HTTPException) as error:
-        why = error.reason if isinstance(error, urllib.error.URLError) else error
-        if proxies is None and (fault := network_fault(os.environ)):
-            raise LaunchError(f"cannot connect to {endpoint.url}: {fault}") from None
-        raise LaunchError(
-            f"cannot connect to {endpoint.url} ({why}): start a server with `roundhouse serve`, or select one"
-            f" with --host and --port, or --url{running_servers()}"
-        ) from None
-
-
-def _refused(endpoint: Endpoint, path: str, status: int, body: bytes) -> str:
-    if status == 401:
-        return f"{endpoint.url} requires an API key: set ROUNDHOUSE_API_KEYS, or pass serve's --config"
-    return f"{endpoint.url}{path} returned {status}: {_message(body)}"
-
-
-def _message(body: bytes) -> str:
-    try:
-        document: Any = json.loads(body)
-        return str(document["error"]["message"])
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return "this is not a Roundhouse endpoint"

@@ -51,7 +51,7 @@ def chat(
     parameters = {name: value for name, value in fields.items() if value is not None}
     try:
         found = endpoint(url, host, port, config)
-        chosen = models.choose(models.ask(found), model)
+        chosen = models.choose(http.models_of(found), model)
         with http.open_client(found) as client:
             talking = chat_repl.ChatRepl(client, console, chosen.id, Conversation(system), parameters)
             if question:
@@ -63,7 +63,7 @@ def chat(
                 talking.run(read_line)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-    except (http.ConsoleError, models.LaunchError, settings.SettingsError, ImageError, OSError) as error:
+    except (models.LaunchError, settings.SettingsError, ImageError, OSError) as error:
         settings.exit_with(PROGRAM, error)
 
 

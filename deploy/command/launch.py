@@ -39,12 +39,13 @@ def launch(
     agent's own settings stay in force, except for endpoint and model.
     """
     from deploy.agents import models
+    from deploy.console import http
 
     if agent is None and not show:
         raise typer.BadParameter(f"name an agent ({', '.join(Agent)}), or use --print for any other client")
     with exit_on_errors(PROGRAM, models.LaunchError):
         found = endpoint(url, host, port, config)
-        chosen = models.choose(models.ask(found), model)
+        chosen = models.choose(http.models_of(found), model)
     setup = agent.setup(found, chosen) if agent else profiles.anybody(found, chosen)
     if agent is None or show:
         typer.echo(profiles.shell_text(setup, agent))

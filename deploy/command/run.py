@@ -60,7 +60,8 @@ def run(
 @contextlib.contextmanager
 def _served(found: Endpoint, model: str | None) -> Iterator[str]:
     """Yield the name of the model, served at the endpoint while the context is open. Raises `RunError`."""
-    from deploy.agents.models import LaunchError, ask, choose
+    from deploy.agents.models import LaunchError, choose
+    from deploy.console.http import models_of
     from deploy.serving import models
     from deploy.serving.preflight import free_port_beyond, is_taken
 
@@ -71,7 +72,7 @@ def _served(found: Endpoint, model: str | None) -> Iterator[str]:
             yield name
         return
     try:
-        chosen = choose(ask(found), name)
+        chosen = choose(models_of(found), name)
     except LaunchError as error:
         other = free_port_beyond(host, port)
         raise RunError(f"{error}; to serve it beside that one, use --port {other}") from None
@@ -108,8 +109,9 @@ def server(found: Endpoint, model: str | None, name: str) -> Iterator[None]:
 def _await_loaded(
     process: subprocess.Popen[bytes], found: Endpoint, name: str, deadline: float, look_s: float = LOOK_S
 ) -> None:
-    from deploy.agents.models import LaunchError, ask, choose
+    from deploy.agents.models import LaunchError, choose
     from deploy.agents.profiles import NO_KEY
+    from deploy.console.http import models_of
     from deploy.serving.startup_progress import StartupProgress, terminal
 
     draw, keys = terminal(), [] if found.key == NO_KEY else [found.key]
@@ -118,7 +120,7 @@ def _await_loaded(
     with StartupProgress(found.url, keys, draw, greet=lambda _: ""):
         while True:
             with contextlib.suppress(LaunchError):
-                if choose(ask(found), name).loaded:
+                if choose(models_of(found), name).loaded:
                     break
             if time.monotonic() > deadline:
                 raise RunError(f"{name} was not loaded within {LOAD_S_MAX:g} s")

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import httpx
 
-from deploy.agents.models import is_near
-from deploy.agents.profiles import NO_KEY, Endpoint
+from deploy.agents.models import LaunchError, is_address, is_near, read
+from deploy.agents.profiles import NO_KEY, Endpoint, Model
 from protocol.common.environment import EnvironmentFault, network_variables
 from protocol.event_stream import events
 from protocol.server_lock import running_servers
@@ -23,7 +23,7 @@ SILENCE_S_MAX = 300.0
 """Longer than the silence of any server that sends comments while it computes."""
 
 
-class ConsoleError(Exception):
+class ConsoleError(LaunchError):
     """The request failed or was refused; the message is for the user."""
 
 
@@ -40,6 +40,8 @@ def open_client(endpoint: Endpoint) -> httpx.Client:
     """Open a client; for a server on this machine it ignores proxies. Raises `ConsoleError`."""
     headers = {} if endpoint.key == NO_KEY else {"authorization": f"Bearer {endpoint.key}"}
     timeout = httpx.Timeout(DOCUMENT_S_MAX, connect=CONNECT_S_MAX)
+    if not is_address(endpoint.url):
+        raise ConsoleError(f"{endpoint.url!r} is not a valid URL: write it as http://host:port")
     near = is_near(endpoint.url)
     try:
         with network_variables(os.environ, httpx.InvalidURL):
@@ -48,6 +50,13 @@ def open_client(endpoint: Endpoint) -> httpx.Client:
             )
     except (EnvironmentFault, httpx.InvalidURL) as error:
         raise ConsoleError(f"cannot connect to {endpoint.url}: {error}") from None
+
+
+def models_of(endpoint: Endpoint) -> list[Model]:
+    """Return the models of a running endpoint. Raises `LaunchError`."""
+    with open_client(endpoint) as http:
+        get(http, "/health")
+        return read(get(http, "/v1/models"))
 
 
 def get(http: httpx.Client, path: str) -> dict[str, Any]:

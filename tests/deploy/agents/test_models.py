@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from deploy.agents.models import LaunchError, ask, choose, is_near, read
+from deploy.agents.models import LaunchError, choose, is_near, read
 from deploy.agents.profiles import Endpoint, Model
+from deploy.console.http import models_of
 from tests.hosts import endpoint_that_answers
 
 LARGE = Model("large", 131072, loaded=False)
@@ -21,8 +20,7 @@ def test_generating_models_are_read_in_listed_order() -> None:
         {"id": "unmeasured", "tasks": ["generate"]},
         {"id": "embedder", "tasks": ["embed"]},
     ]
-    body = json.dumps({"object": "list", "data": listed}).encode()
-    assert read(body) == [LARGE, SMALL, Model("unmeasured")]
+    assert read({"object": "list", "data": listed}) == [LARGE, SMALL, Model("unmeasured")]
 
 
 def test_a_model_is_chosen_by_name_or_alias_or_else_needs_no_loading() -> None:
@@ -50,9 +48,10 @@ def test_an_unknown_name_is_answered_with_what_there_is(
     ("status", "body", "said"),
     [
         (401, b"{}", "requires an API key"),
-        (503, b'{"error": {"message": "The server is shutting down."}}', "503: The server is shutting down."),
-        (404, b"<html>", "404: this is not a Roundhouse endpoint"),
-        (200, b"<html>", "did not return a list of models"),
+        (503, b'{"error": {"message": "The server is shutting down."}}', "The server is shutting down."),
+        (404, b"<html>", "404: this is not an OpenAI-compatible endpoint"),
+        (200, b"<html>", "is not a JSON object"),
+        (200, b"{}", "did not return a list of models"),
     ],
 )
 def test_a_refusal_is_handed_on_in_a_sentence(status: int, body: bytes, said: str) -> None:
@@ -60,13 +59,13 @@ def test_a_refusal_is_handed_on_in_a_sentence(status: int, body: bytes, said: st
         endpoint_that_answers({"/v1/models": (status, body)}) as served,
         pytest.raises(LaunchError, match=said),
     ):
-        ask(Endpoint(served.url))
+        models_of(Endpoint(served.url))
 
 
 @pytest.mark.parametrize("url", ["file:///etc", "http://127.0.0.1:port", "http://[::1"])
 def test_invalid_endpoint_url_is_refused(url: str) -> None:
     with pytest.raises(LaunchError, match="is not a valid URL"):
-        ask(Endpoint(url))
+        models_of(Endpoint(url))
 
 
 def test_no_proxy_leads_to_this_machine() -> None:
