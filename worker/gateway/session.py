@@ -76,7 +76,6 @@ class GatewaySession:
         if self._lost_at is not None and now >= self._lost_at + LOST_S:
             self._lost_at = None
             log.warning("connection to the gateway lost; reconnecting")
-        # Before a new gateway is greeted: the greeting must not be among what is dropped with the requests.
         if self._orphaned_at is None:
             self._replay.trim(now - REPLAY_S)
         elif now - self._orphaned_at >= self._orphan_s:
@@ -101,7 +100,6 @@ class GatewaySession:
                 log.info("%d requests run on without a gateway", len(self.requests))
 
     def _abandon(self) -> None:
-        self.line.forget()
         self.requests.abandon()
         self._replay.clear()
         self._orphaned_at, self._is_muted = None, False
@@ -138,6 +136,7 @@ class GatewaySession:
     def _meet(self, message: Welcome) -> None:
         if self._gateway not in (None, message.incarnation):
             self._orphan()
+            self._welcome_due = False  # that one has not answered, and this one knows nothing of the worker
         self._gateway = message.incarnation
         self._orphan_s = message.orphan_s
         if self._welcome_due:

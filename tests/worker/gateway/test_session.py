@@ -67,3 +67,22 @@ def test_a_gateway_that_comes_in_the_moment_when_the_orphans_end_is_greeted() ->
     line.changed = [True]
     session.watch(1.0 + ORPHAN_S)
     assert (list(running), line.unsent) == ([], [hello])
+
+
+def test_each_new_gateway_is_greeted_even_if_the_one_before_it_has_not_answered() -> None:
+    line, running = Line(), Running()
+    hello = Hello(incarnation="w", version=PROTOCOL_VERSION, model="m", pid=1)
+    session = GatewaySession(cast(DealerLink, line), lambda rows: [hello], lambda send: cast(Any, running))
+    line.changed = [True]
+    session.watch(0.0)
+    for gateway in ("first", "second", "third"):
+        line.unsent.clear()
+        line.received = [
+            Welcome(incarnation=gateway, version=PROTOCOL_VERSION, orphan_s=ORPHAN_S),
+            request(f"of {gateway}", incarnation=gateway),
+        ]
+        assert list(session.receive()) == []
+        assert line.unsent == ([] if gateway == "first" else [hello])
+        assert f"of {gateway}" in running
+    session.watch(2 * ORPHAN_S)
+    assert "of third" in running
