@@ -6,6 +6,7 @@ The messages sent depend on the dice and on the messages of the other end.
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -163,7 +164,8 @@ class FalseGateway:
         self._until(lambda message: isinstance(message, Ready))
 
     def _until(self, done: Callable[[Message], bool]) -> None:
-        while self._socket.poll(WAIT_MS):
+        deadline = time.monotonic() + WAIT_MS / 1000
+        while self._socket.poll(max(0, round(1000 * (deadline - time.monotonic())))):
             self._worker, *frames = self._socket.recv_multipart()
             message, _ = wire.decode_to_gateway(frames)
             self.heard[type(message).__name__] += 1
@@ -171,7 +173,7 @@ class FalseGateway:
                 self._send(Welcome(incarnation=self.name, version=PROTOCOL_VERSION))
             if done(message):
                 return
-        raise AssertionError("the worker sends no messages any more")
+        raise AssertionError("the worker does not send what it should any more")
 
     def _send(self, message: Message) -> None:
         self._socket.send_multipart([self._worker, *wire.encode(message)])

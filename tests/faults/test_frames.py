@@ -4,9 +4,36 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.faults import frames
+import pytest
+import zmq
+
+from protocol import wire
+from protocol.messages import Heartbeat
+from tests.faults import frames, mutated_peers
 
 FRAMES = 4000
+
+
+class Beating:
+    """A socket on which a worker says nothing but that it lives."""
+
+    def poll(self, timeout_ms: float) -> bool:
+        return timeout_ms > 0
+
+    def recv_multipart(self) -> list[bytes]:
+        return [b"w", *wire.encode(Heartbeat(incarnation="w", running=0, waiting=0, steps=0))]
+
+
+def test_a_worker_that_lives_but_does_not_answer_is_not_waited_for_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with zmq.Context[zmq.Socket[bytes]]() as context:
+        gateway = mutated_peers.FalseGateway(context, f"ipc://{tmp_path}/line")
+        gateway.close()
+    monkeypatch.setattr(mutated_peers, "WAIT_MS", 20)
+    monkeypatch.setattr(gateway, "_socket", Beating())
+    with pytest.raises(AssertionError, match="does not send"):
+        gateway.meet()
 
 
 def test_a_gateway_lives_on_whatever_a_worker_says(tmp_path: Path) -> None:
