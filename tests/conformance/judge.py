@@ -10,6 +10,11 @@ from typing import Any
 ANTHROPICS = "/v1/messages"
 METRICS = "/metrics"
 PAGE = "/"
+FILES = {
+    "/v1/files/{id}/content": "application/octet-stream",
+    "/v1/messages/batches/{id}/results": "application/x-jsonl",
+}
+"""Paths whose success is a file, and its type."""
 ENDS = (
     "message_stop", "error", "response.completed", "response.incomplete", "response.failed", "model", "pull",
 )  # fmt: skip
@@ -34,6 +39,8 @@ def complaint(path: str, status: int, headers: Mapping[str, str], body: bytes, *
     if path == PAGE and status == 200:
         well = kind.startswith("text/html") and body.startswith(b"<!doctype html>")
         return "" if well else f"no page: {kind!r}, {body[:300]!r}"
+    if status == 200 and kind == FILES.get(path):
+        return ""
     if not kind.startswith("application/json"):
         return f"status {status} of type {kind!r}"
     return _of_document(path, status, json.loads(body))

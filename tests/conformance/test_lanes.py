@@ -33,6 +33,20 @@ def test_a_stream_must_have_its_end(event: str, *, is_end: bool) -> None:
     assert (complaint("/v1/models/load", 200, headers, body, is_head=False) == "") == is_end
 
 
+def test_a_success_is_a_document_or_a_file_where_there_are_files() -> None:
+    def is_well(path: str, kind: str, status: int = 200) -> bool:
+        headers = {"x-request-id": "a", "content-type": kind}
+        return not complaint(path, status, headers, b"{}", is_head=False)
+
+    content, results = "/v1/files/{id}/content", "/v1/messages/batches/{id}/results"
+    assert is_well(content, "application/octet-stream")
+    assert is_well(results, "application/x-jsonl")
+    assert is_well("/v1/files", "application/json")
+    assert not is_well(content, "application/x-jsonl")
+    assert not is_well(content, "application/octet-stream", status=404)
+    assert not is_well("/v1/files", "application/octet-stream")
+
+
 def test_a_program_is_counted_and_its_children_end_with_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
