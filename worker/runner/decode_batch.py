@@ -17,44 +17,24 @@ import mlx.nn as nn
 from worker.runner.drafters.hidden_states import HiddenStateSink
 from worker.runner.kv.batch import CacheBatch, RowCaches
 from worker.runner.kv.buckets import FED_MAX, Order, are_similar, arrange
-from worker.runner.lora import NO_ADAPTER
+from worker.runner.rows import EngineRow
 from worker.runner.sampling.grammar_masks import Job, MaskThreads
 from worker.runner.sampling.sampler import Agree, PendingSample, Sampled, Sampler
-from worker.runner.sampling.state import SamplingState
 from worker.runner.trees import held_bytes
 from worker.runner.verification import AcceptedTokens, FedRow, Verifier
 
 
-@dataclass(slots=True, eq=False)
-class BatchRow:
-    """A started row.
-
-    `length`: tokens of its sequence, including the pending one, which is not in its caches yet. `token`: that
-    one, [1] uint32, while the row is in no batch; `caches` likewise. `shift`: see `VisionNetwork`. `adapter`:
-    its name.
-    """
-
-    name: str
-    length: int
-    row: SamplingState
-    token: mx.array | None
-    caches: RowCaches
-    shift: int = 0
-    adapter: str = NO_ADAPTER
-    dropped: bool = False
-
-
-def first_sample(member: BatchRow, logits: mx.array, agree: Agree | None) -> Sampled:
+def first_sample(member: EngineRow, logits: mx.array, agree: Agree | None) -> Sampled:
     """Sample a row's first token from `logits`, [1, vocabulary], of the pass that fed its pending token. The
     sample is pending from then on."""
-    sampler, fed = Sampler([member.row], agree), member.token
+    sampler, fed = Sampler([member.sampling], agree), member.token
     sampled = sampler(logits, [member.length], fed)
     sampler.release()
     member.token, member.length = sampled.tokens, member.length + 1
     return sampled
 
 
-def shifts_of(members: Sequence[BatchRow]) -> dict[str, mx.array]:
+def shifts_of(members: Sequence[EngineRow]) -> dict[str, mx.array]:
     """Return the position shifts of a multimodal model as keyword arguments; empty if no row has images."""
     if not any(member.shift for member in members):
         return {}
@@ -113,7 +93,7 @@ class DecodeBatch:
     """Rows that decode in one forward pass, in order; a dropped row leaves a hole."""
 
     def __init__(self, model: DecodeModel) -> None:
-        self.members: list[BatchRow] = []
+        self.members: list[EngineRow] = []
         self._model = model
         self._batch: Any = (
             CacheBatch(model.fresh(), is_bucketed=model.is_bucketed) if model.is_batchable else OwnCaches()
@@ -128,9 +108,9 @@ class DecodeBatch:
         self._sampled: Sampled | None = None
         self._use([])
 
-    def _use(self, members: list[BatchRow]) -> None:
+    def _use(self, members: list[EngineRow]) -> None:
         self.members = members
-        self._sampler = Sampler([member.row for member in members], self._model.agree)
+        self._sampler = Sampler([member.sampling for member in members], self._model.agree)
         self._verifier = Verifier(self._sampler, self._model.agree)
 
     @property
@@ -148,7 +128,7 @@ class DecodeBatch:
 
     # --- rows ---
 
-    def has_room(self, coming: Sequence[BatchRow], member: BatchRow) -> bool:
+    def has_room(self, coming: Sequence[EngineRow], member: EngineRow) -> bool:
         """Return whether a row may join, with the rows `coming` before it."""
         rows = [*(row for row in self.members if not row.dropped), *coming]
         if self._model.rows_max is not None and len(rows) >= self._model.rows_max:
@@ -157,7 +137,7 @@ class DecodeBatch:
             return True
         return self._model.is_batchable and are_similar([row.length for row in (*rows, member)])
 
-    def rearrange(self, joining: Sequence[BatchRow]) -> None:
+    def rearrange(self, joining: Sequence[EngineRow]) -> None:
         """Remove dropped rows and add the `joining` ones."""
         if not joining and not self.has_holes:
             return
@@ -173,7 +153,7 @@ class DecodeBatch:
         self._sampler.release()
         self._use([everybody[row] for row in order])
 
-    def source(self, member: BatchRow) -> tuple[RowCaches | CacheBatch, int]:
+    def source(self, member: EngineRow) -> tuple[RowCaches | CacheBatch, int]:
         """Return the caches that a row is in, up to the last token that was read, and its place in them. They
         are copies where the batch lacks some of these tokens."""
         place = self.members.index(member)
@@ -253,7 +233,7 @@ class DecodeBatch:
             backlog = [*late, token]
             guess = drafts.get(member.name, ())
             fits = max(0, self._model.width_max - len(backlog))
-            rows.append(FedRow(member.row, member.length, backlog, guess[:fits]))
+            rows.append(FedRow(member.sampling, member.length, backlog, guess[:fits]))
         feeds = [[*fed.backlog, *fed.guess] for fed in rows]
         counts = [len(feed) for feed in feeds]
         self._batch.begin(counts)

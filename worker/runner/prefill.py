@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 
 import mlx.core as mx
@@ -20,8 +20,9 @@ from worker.runner.kv.batch import RowCaches, prefill_abreast
 from worker.runner.kv.capability_probe import BatchCapabilities
 from worker.runner.kv.single import reserve
 from worker.runner.kv.sparse_rows import skipping
-from worker.runner.lora import NO_ADAPTER, AdapterBatch
+from worker.runner.lora import AdapterBatch
 from worker.runner.output_head import OutputHead
+from worker.runner.rows import EngineRow
 from worker.runner.sampling.logprobs import piece_tokens, prefill_scored
 from worker.runner.vision import RowImages
 from worker.values import EncodedImage, Logprob, LogprobTargets
@@ -29,33 +30,21 @@ from worker.values import EncodedImage, Logprob, LogprobTargets
 Chunks = Mapping[str, Sequence[int]]
 
 
-@dataclass(slots=True)
-class PromptRow:
-    """A row that is not started."""
-
-    caches: RowCaches
-    tokens: int = 0
-    """Number of tokens run."""
-    expected: int = 0
-    """Number of tokens that it will be prefilled with; 0: unknown."""
-    adapter: str = NO_ADAPTER
-    logits: mx.array | None = None
-    """Logits behind the prompt's last token, [1, vocabulary], if it has been fed."""
-
-
 class PrefillRunner:
-    """The rows of an engine that are not started, and the passes over their prompts."""
+    """The passes over the prompts of an engine's rows."""
 
     def __init__(
         self,
         model: nn.Module,
+        rows: dict[str, EngineRow],
         fresh: Callable[[], RowCaches],
         adapters: AdapterBatch,
         hidden_states: HiddenStateSink,
         images: RowImages,
     ) -> None:
-        """`fresh`: makes empty caches of a row. `hidden_states`: receives those of prompts without images."""
-        self.rows: dict[str, PromptRow] = {}
+        """`rows`: the engine's, by name. `fresh`: makes empty caches of a row. `hidden_states`: receives
+        those of prompts without images."""
+        self._rows = rows
         self._model = model
         self._head = OutputHead(model)
         self._fresh = fresh
@@ -65,11 +54,11 @@ class PrefillRunner:
         self._piece_tokens = 0
         """Positions in one piece of a scored prompt; 0: not computed yet."""
 
-    def row(self, name: str) -> PromptRow:
+    def row(self, name: str) -> EngineRow:
         """Return a row; a new one if it is unknown."""
-        if name not in self.rows:
-            self.rows[name] = PromptRow(self._fresh())
-        return self.rows[name]
+        if name not in self._rows:
+            self._rows[name] = EngineRow(name, self._fresh())
+        return self._rows[name]
 
     def run(
         self,
@@ -103,8 +92,8 @@ class PrefillRunner:
         return likelihoods
 
     def _run_images(self, name: str, tokens: int, embeddings: Mapping[str, EncodedImage]) -> None:
-        with self._adapters.applied([self.rows[name].adapter]):
-            self._images.prefill(name, tokens, self.rows[name].caches, embeddings)
+        with self._adapters.applied([self._rows[name].adapter]):
+            self._images.prefill(name, tokens, self._rows[name].caches, embeddings)
         self._hidden_states.skip(name, tokens)
 
     def _run_plain(self, chunks: Chunks, last: Mapping[str, int], able: BatchCapabilities) -> None:
@@ -113,24 +102,24 @@ class PrefillRunner:
             self._run_together(chunks, last)
             return
         for name, tokens in chunks.items():
-            caches = self.rows[name].caches
-            with self._adapters.applied([self.rows[name].adapter]):
+            caches = self._rows[name].caches
+            with self._adapters.applied([self._rows[name].adapter]):
                 self._pass({name: tokens}, last, mx.array([list(tokens)], mx.uint32), cache=caches)
             self._hidden_states.on_hidden_states([name], [len(tokens)])
 
     def _may_run_together(self, chunks: Chunks, able: BatchCapabilities) -> bool:
         """Whether the rows of these chunks are at one position, and may be run in one call from there."""
-        rows = [self.rows[name] for name in chunks]
+        rows = [self._rows[name] for name in chunks]
         if len(rows) < 2 or len({row.tokens for row in rows}) > 1:
             return False
         return able.abreast if rows[0].tokens else able.padded
 
     def _run_together(self, chunks: Chunks, last: Mapping[str, int]) -> None:
         run = partial(self._pass, chunks, last)
-        with self._adapters.applied([self.rows[name].adapter for name in chunks]):
-            after = prefill_abreast(run, chunks, {name: self.rows[name].caches for name in chunks})
+        with self._adapters.applied([self._rows[name].adapter for name in chunks]):
+            after = prefill_abreast(run, chunks, {name: self._rows[name].caches for name in chunks})
         for name, caches in after.items():
-            self.rows[name].caches = caches
+            self._rows[name].caches = caches
         self._hidden_states.on_hidden_states(list(chunks), [len(tokens) for tokens in chunks.values()])
 
     def _pass(self, chunks: Chunks, last: Mapping[str, int], tokens: mx.array, cache: RowCaches) -> None:
@@ -141,12 +130,12 @@ class PrefillRunner:
         logits = self._head.last_logits(tokens, [len(chunk) for chunk in chunks.values()], cache=cache)
         for place, name in enumerate(chunks):
             if name in last:
-                self.rows[name].logits = logits[place : place + 1]
+                self._rows[name].logits = logits[place : place + 1]
 
     def _run_scored(self, name: str, tokens: Sequence[int], asked: LogprobTargets) -> list[Logprob]:
         self._piece_tokens = self._piece_tokens or piece_tokens(self._model)
         self._hidden_states.skip(name, len(tokens))
-        row = self.rows[name]
+        row = self._rows[name]
         with self._adapters.applied([row.adapter]):
             return prefill_scored(self._model, tokens, row.caches, asked, self._piece_tokens)
 
@@ -156,7 +145,7 @@ class PrefillRunner:
         self._hidden_states.skip(name, last - first)
 
     def fork(self, name: str, copy: str) -> None:
-        if name in self.rows:
-            self.rows[copy] = deepcopy(self.rows[name])
+        if name in self._rows and not self._rows[name].length:
+            self._rows[copy] = replace(deepcopy(self._rows[name]), name=copy)
         self._images.copy(name, copy)
         self._hidden_states.copy(name, copy)

@@ -25,7 +25,7 @@ import mlx.nn as nn
 
 from worker.interfaces import DraftProposer, ImportanceScorer
 from worker.runner.bucket_attention import route_attention
-from worker.runner.decode_batch import BatchRow, DecodeBatch, DecodeModel, first_sample
+from worker.runner.decode_batch import DecodeBatch, DecodeModel, first_sample
 from worker.runner.drafters.draft_model import DraftModelProposer
 from worker.runner.drafters.hidden_states import HiddenStateSink, NullSink
 from worker.runner.drafters.mtp import HiddenStateProposer
@@ -37,6 +37,7 @@ from worker.runner.kv.quantized import fresh_caches
 from worker.runner.kv.single import reserve
 from worker.runner.lora import Adapters
 from worker.runner.prefill import PrefillRunner
+from worker.runner.rows import EngineRow
 from worker.runner.sampling.grammar_masks import MaskThreads
 from worker.runner.sampling.sampler import Agree, Sampled
 from worker.runner.sampling.state import SamplingState
@@ -69,7 +70,7 @@ TOKENS_PER_CLEAR = 256
 class _Unread:
     """The unread samples of a forward pass, and its rows in order."""
 
-    members: list[BatchRow]
+    members: list[EngineRow]
     sampled: Sampled
 
 
@@ -105,13 +106,13 @@ class BatchEngine:
             drafter if isinstance(drafter, DraftModelProposer) and drafter.can_score_tokens else None
         )
         self._cost = row_cost(model, self._fresh())
-        self._members: dict[str, BatchRow] = {}
-        self._joining: list[BatchRow] = []
+        self._rows: dict[str, EngineRow] = {}
+        self._joining: list[EngineRow] = []
         self._batches: list[DecodeBatch] = []
         hidden_states = drafter if isinstance(drafter, HiddenStateProposer) else None
         self._hidden_states: HiddenStateSink = hidden_states or NullSink()
         self._prefill = PrefillRunner(
-            model, self._fresh, self.adapters.batch, self._hidden_states, self._images
+            model, self._rows, self._fresh, self.adapters.batch, self._hidden_states, self._images
         )
         self._agree = agree
         self._decode_model = DecodeModel(
@@ -191,22 +192,15 @@ class BatchEngine:
     def start(
         self, row: str, tokens: Sequence[int], prompt_tokens: int, sampling: SamplingParams
     ) -> StepOutput:
-        prompt = self._prefill.row(row)
-        del self._prefill.rows[row]
-        member = BatchRow(
-            row,
-            len(tokens),
-            SamplingState(sampling, self._images.ids(row, tokens), prompt_tokens),
-            mx.array([tokens[-1]], mx.uint32),
-            prompt.caches,
-            self._images.shift(row),
-            prompt.adapter,
-        )
-        self._members[row] = member
+        member = self._prefill.row(row)
+        member.sampling = SamplingState(sampling, self._images.ids(row, tokens), prompt_tokens)
+        member.length, member.token = len(tokens), mx.array([tokens[-1]], mx.uint32)
+        member.shift = self._images.shift(row)
         self._joining.append(member)
-        if prompt.logits is None:
+        logits, member.logits = member.logits, None
+        if logits is None:
             return StepOutput({}, {})
-        return self._read([_Unread([member], first_sample(member, prompt.logits, self._agree))])
+        return self._read([_Unread([member], first_sample(member, logits, self._agree))])
 
     # --- stored caches ---
 
@@ -218,9 +212,7 @@ class BatchEngine:
 
     def _source(self, row: str) -> tuple[RowCaches | CacheBatch, int]:
         """Return the caches that a row is in, and its place in them."""
-        if row in self._prefill.rows:
-            return self._prefill.rows[row].caches, 0
-        member = self._members[row]
+        member = self._rows[row]
         batch = next((batch for batch in self._batches if member in batch.members), None)
         return (member.caches, 0) if batch is None else batch.source(member)
 
@@ -269,9 +261,10 @@ class BatchEngine:
         return step
 
     def forced_tokens(self, row: str, most: int) -> ForcedTokens:
-        if not self.capabilities.ahead or most <= 0 or row not in self._members:
+        member = self._rows.get(row)
+        if not self.capabilities.ahead or most <= 0 or member is None or not member.length:
             return ForcedTokens()
-        return self._members[row].row.forced_tokens(most)
+        return member.sampling.forced_tokens(most)
 
     def _read(self, unread: list[_Unread]) -> StepOutput:
         tokens: dict[str, int] = {}
@@ -283,22 +276,21 @@ class BatchEngine:
             for place, (member, token) in enumerate(zip(pass_.members, drawn, strict=True)):
                 if member.dropped:
                     continue
-                if (failure := member.row.failure) is not None:
+                if (failure := member.sampling.failure) is not None:
                     failed[member.name] = failure
                     continue
-                member.row.accept_token(token)
+                member.sampling.accept_token(token)
                 tokens[member.name] = token
                 if place in told:
                     likelihoods[member.name] = told[place]
         return StepOutput(tokens, likelihoods, failed)
 
     def drop(self, row: str) -> None:
-        self._prefill.rows.pop(row, None)
         self._images.drop(row)
         if self.drafter is not None:
             self.drafter.drop(row)
-        member = self._members.pop(row, None)
-        if member is None:
+        member = self._rows.pop(row, None)
+        if member is None or not member.length:
             return
         member.dropped = True
         self._joining = [joining for joining in self._joining if joining is not member]
@@ -307,7 +299,7 @@ class BatchEngine:
         self._unread = [pass_ for pass_ in self._unread if not all(m.dropped for m in pass_.members)]
 
     def reset(self) -> None:
-        for held in (self._prefill.rows, self._members, self._joining, self._batches, self._unread):
+        for held in (self._rows, self._joining, self._batches, self._unread):
             held.clear()
         self._images.clear()
         if self.drafter is not None:
@@ -318,9 +310,7 @@ class BatchEngine:
 
     def cache_bytes(self) -> int:
         """Return the allocated bytes; evaluates nothing."""
-        rows = [prompt.caches for prompt in self._prefill.rows.values()]
-        rows += [member.caches for member in self._joining]
-        own = sum(held_bytes(cache) for caches in rows for cache in caches)
+        own = sum(held_bytes(cache) for row in self._rows.values() for cache in row.caches)
         drafting = self.drafter.cache_bytes() if self.drafter is not None else 0
         return own + drafting + sum(batch.nbytes for batch in self._batches)
 
@@ -332,7 +322,7 @@ class BatchEngine:
     def _rearrange(self) -> None:
         """Remove dropped rows, and add the joining ones to batches with room for them."""
         joining, self._joining = self._joining, []
-        coming: dict[DecodeBatch, list[BatchRow]] = {batch: [] for batch in self._batches}
+        coming: dict[DecodeBatch, list[EngineRow]] = {batch: [] for batch in self._batches}
         for member in joining:
             batch = next((batch for batch, rows in coming.items() if batch.has_room(rows, member)), None)
             coming.setdefault(batch or DecodeBatch(self._decode_model), []).append(member)

@@ -41,7 +41,7 @@ class AcceptedTokens:
 class FedRow:
     """A row in a verify pass. `length`: tokens of its sequence, the backlog included. `guess`: its draft."""
 
-    row: SamplingState
+    sampling: SamplingState
     length: int
     backlog: Sequence[int]
     guess: Sequence[int]
@@ -87,7 +87,7 @@ class Verifier:
     def _drawn_at_once(self, logits: mx.array, rows: Sequence[FedRow]) -> list[AcceptedTokens]:
         width, begins = logits.shape[1], [len(fed.backlog) - 1 for fed in rows]
         if width not in self._wide:
-            self._wide[width] = Sampler([fed.row for fed in rows for _ in range(width)], self._agree)
+            self._wide[width] = Sampler([fed.sampling for fed in rows for _ in range(width)], self._agree)
         positions = [
             max(0, fed.length + column - begin)
             for fed, begin in zip(rows, begins, strict=True)
@@ -104,7 +104,7 @@ class Verifier:
             drawn = [SampledToken(tokens[place], likelihoods.get(place)) for place in places]
             found.append(AcceptedTokens(drawn))
             for token, _ in drawn:
-                fed.row.accept_token(token)
+                fed.sampling.accept_token(token)
         return found
 
     def _draw(
@@ -131,8 +131,8 @@ class Verifier:
         for row, (token, fed, each) in enumerate(zip(tokens, rows, found, strict=True)):
             if not going[row]:
                 continue
-            if (failure := fed.row.failure) is not None:
+            if (failure := fed.sampling.failure) is not None:
                 each.failure = failure
                 continue
-            fed.row.accept_token(token)
+            fed.sampling.accept_token(token)
             each.drawn.append(SampledToken(token, likelihoods.get(row)))

@@ -77,7 +77,7 @@ def weighed(follower: DraftModelProposer, last: int) -> list[Any]:
 def test_a_prompt_is_weighed_token_by_token_and_the_row_goes_on_as_it_was(name: str) -> None:
     follower, prompt = DraftModelProposer(network(name), 0.1, 2048), prompt_of(6, 50)
     follower.read("a", prompt[:-1])
-    before = [cache.offset for cache in follower._draft_batches.own("a") if hasattr(cache, "offset")]
+    before = [cache.offset for cache in follower._draft_batches.row("a").caches if hasattr(cache, "offset")]
     parts = weighed(follower, prompt[-1])
     weights = parts[-1]
     assert len(parts) > 4, "the work is divided so that other rows can step in between"
@@ -85,7 +85,9 @@ def test_a_prompt_is_weighed_token_by_token_and_the_row_goes_on_as_it_was(name: 
     assert all(weight >= 0 for weight in weights)
     assert sum(weights) > 0
     assert follower.length("a") == len(prompt) - 1
-    assert [cache.offset for cache in follower._draft_batches.own("a") if hasattr(cache, "offset")] == before
+    assert [
+        cache.offset for cache in follower._draft_batches.row("a").caches if hasattr(cache, "offset")
+    ] == before
 
 
 def test_a_network_that_has_only_states_weighs_nothing() -> None:

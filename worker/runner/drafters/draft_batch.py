@@ -7,7 +7,7 @@ Otherwise they are overwritten, and recurrent states are rolled back to before t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -18,7 +18,8 @@ from worker.runner.kv.batch import CacheBatch, RowCaches
 from worker.runner.kv.buckets import are_similar
 from worker.runner.trees import held_bytes
 
-NO_HIDDEN_STATES: Mapping[str, mx.array] = {}
+HiddenStates = Mapping[str, mx.array]
+NO_HIDDEN_STATES: HiddenStates = {}
 
 
 class DraftNetwork(Protocol):
@@ -45,73 +46,70 @@ class DraftInput(NamedTuple):
     kept: list[int]
 
 
-@dataclass(slots=True)
-class DraftSequence:
-    """A row outside of a batch: its caches, the number of tokens in them, and the position of the first."""
+@dataclass(slots=True, eq=False)
+class DraftRow:
+    """A row of a draft network. `caches`, and `length`, the number of tokens in them: while the row is in no
+    batch. `base`: position of the first. `guessed`: draft tokens behind those read in the batch's caches.
+    `scoring`: the unfinished computation of its tokens' importance."""
 
+    name: str
     caches: RowCaches
     length: int = 0
     base: int = 0
+    batch: DraftBatch | None = None
+    guessed: Sequence[int] = ()
+    scoring: Iterator[mx.array | None] | None = None
 
 
 class DraftBatch:
-    """Rows that draft together, in the order of `names`; None: a hole, until the next `assign`."""
+    """Rows that draft together, in order; None: a hole, until the next `assign`."""
 
     def __init__(self, network: DraftNetwork, fresh: Callable[[], RowCaches]) -> None:
         """`fresh`: makes empty caches of a single row."""
-        self.names: list[str | None] = []
+        self.rows: list[DraftRow | None] = []
         self._network = network
         self._fresh = fresh
         self._batch = CacheBatch(fresh())
-        self._bases: list[int] = []
-        self._guessed: dict[str, Sequence[int]] = {}
-        """Draft tokens behind the read tokens in the caches, by row."""
 
     @property
     def lengths(self) -> list[int]:
         """Number of tokens that each row has read."""
-        return [length for name, length in zip(self.names, self._batch.lengths, strict=True) if name]
+        return [length for row, length in zip(self.rows, self._batch.lengths, strict=True) if row]
 
     @property
     def nbytes(self) -> int:
         """Bytes of the caches."""
         return self._batch.nbytes
 
-    def length(self, name: str) -> int:
+    def length(self, row: DraftRow) -> int:
         """Return the number of tokens that a row has read."""
-        return self._batch.lengths[self.names.index(name)]
+        return self._batch.lengths[self.rows.index(row)]
 
-    def assign(self, joining: Mapping[str, DraftSequence]) -> None:
+    def assign(self, joining: Sequence[DraftRow]) -> None:
         """Remove holes and add the `joining` rows."""
-        leaving = [place for place, name in enumerate(self.names) if name is None]
+        leaving = [index for index, row in enumerate(self.rows) if row is None]
         if not joining and not leaving:
             return
-        seats = joining.values()
         order = self._batch.rearrange(
-            leaving, [seat.caches for seat in seats], [seat.length for seat in seats]
+            leaving, [row.caches for row in joining], [row.length for row in joining]
         )
-        self._bases = [[*self._bases, *(seat.base for seat in seats)][place] for place in order]
-        self.names = [[*self.names, *joining][place] for place in order]
+        self.rows = [[*self.rows, *joining][index] for index in order]
+        for row in joining:
+            row.batch, row.caches = self, []
 
-    def take(self, name: str) -> DraftSequence:
-        """Remove a row from the batch and return it."""
-        place = self.names.index(name)
-        length, base = self._batch.lengths[place], self._bases[place]
-        caches = self._batch.extract(place, self._fresh())
-        self.leave(name)
-        return DraftSequence(caches, length, base)
+    def take(self, row: DraftRow) -> None:
+        """Remove a row from the batch, with its caches."""
+        index = self.rows.index(row)
+        row.length = self._batch.lengths[index]
+        row.caches = self._batch.extract(index, self._fresh())
+        self.leave(row)
 
-    def leave(self, name: str) -> None:
+    def leave(self, row: DraftRow) -> None:
         """Remove a row."""
-        self.names[self.names.index(name)] = None
-        self._guessed.pop(name, None)
+        self.rows[self.rows.index(row)] = None
+        row.batch, row.guessed = None, ()
 
-    def draft(
-        self,
-        new_tokens: Mapping[str, Sequence[int]],
-        count: int,
-        heard: Mapping[str, mx.array] = NO_HIDDEN_STATES,
-    ) -> mx.array:
+    def draft(self, new_tokens: Mapping[str, Sequence[int]], count: int, heard: HiddenStates) -> mx.array:
         """Draft `count` tokens behind the `new_tokens` of each row, [rows, count], lazily; results of rows
         without news are arbitrary. `heard`: the hidden states before each token of the news, [tokens,
         width]."""
@@ -121,25 +119,38 @@ class DraftBatch:
         lasts = mx.array([count - 1 for count in feed.counts])[:, None, None]
         hidden = mx.take_along_axis(thoughts, lasts, axis=1)
         guesses, saved = [network.greedy_token(hidden)], self._batch.checkpoint()
+        ones = [1] * len(self.rows)
         for _ in range(count - 1):
-            hidden = self._fed(guesses[-1], hidden, [1] * len(self.names))
-            self._batch.commit([1] * len(self.names))
+            hidden = self._fed(guesses[-1], hidden, ones)
+            self._batch.commit(ones)
             guesses.append(network.greedy_token(hidden))
         self._batch.rollback(saved)
         found = mx.concatenate(guesses, axis=1)
         mx.async_eval(found, self._batch.state)
         return found
 
-    def guessed(self, guesses: Mapping[str, Sequence[int]]) -> None:
-        """Record the tokens of the last draft."""
-        if not self._batch.has_states:
+    def read_drafts(self, drafts: mx.array, wanted: Container[str]) -> dict[str, Sequence[int]]:
+        """Return the last draft of each row in `wanted`, by name, and note what is in the caches."""
+        told: Any = drafts.tolist()
+        found: dict[str, Sequence[int]] = {}
+        for row, tokens in zip(self.rows, told, strict=True):
+            if row is None:
+                continue
+            is_wanted = row.name in wanted
             # The last draft token was not fed.
-            self._guessed = {name: all_[:-1] for name, all_ in guesses.items()}
+            row.guessed = tokens[:-1] if is_wanted and not self._batch.has_states else ()
+            if is_wanted:
+                found[row.name] = tokens
+        return found
 
-    def _feed(self, new_tokens: Mapping[str, Sequence[int]], heard: Mapping[str, mx.array]) -> DraftInput:
+    def _feed(self, new_tokens: Mapping[str, Sequence[int]], heard: HiddenStates) -> DraftInput:
         """Return what the rows are fed: their unread tokens, padded."""
-        wanted = [new_tokens.get(name, ()) if name else () for name in self.names]
-        known = [self._known(name, new) for name, new in zip(self.names, wanted, strict=True)]
+        wanted = [new_tokens.get(row.name, ()) if row else () for row in self.rows]
+        # New tokens, the last excepted, may be in the caches already as accepted draft tokens.
+        known = [
+            common_prefix_length(row.guessed, new[:-1]) if row else 0
+            for row, new in zip(self.rows, wanted, strict=True)
+        ]
         self._batch.skip(known)
         feeds = [new[count:] for new, count in zip(wanted, known, strict=True)]
         counts = [len(feed) or 1 for feed in feeds]
@@ -147,31 +158,23 @@ class DraftBatch:
         before = self._padded(heard, known, max(counts)) if heard else None
         return DraftInput(padded, before, counts, [len(feed) for feed in feeds])
 
-    def _padded(self, heard: Mapping[str, mx.array], known: Sequence[int], width: int) -> mx.array:
+    def _padded(self, heard: HiddenStates, known: Sequence[int], width: int) -> mx.array:
         """Return the hidden states before the tokens that each row is fed, [rows, width, …]."""
         like = next(iter(heard.values()))
         rows = [
-            heard[name][count:] if name and name in heard else like[:0]
-            for name, count in zip(self.names, known, strict=True)
+            heard[row.name][count:] if row and row.name in heard else like[:0]
+            for row, count in zip(self.rows, known, strict=True)
         ]
         return mx.stack([mx.pad(row, [(0, width - row.shape[0]), (0, 0)]) for row in rows])
 
     def _fed(self, tokens: mx.array, before: mx.array | None, counts: Sequence[int]) -> mx.array:
         self._batch.begin(counts)
-        thoughts = self._network.forward(tokens, before, self._positions(tokens.shape[1]), self._batch.caches)
+        bases = mx.array([row.base if row else 0 for row in self.rows], mx.int32)
+        starts = mx.array(self._batch.lengths, mx.int32) + bases
+        positions = starts[:, None] + mx.arange(tokens.shape[1], dtype=mx.int32)
+        thoughts = self._network.forward(tokens, before, positions, self._batch.caches)
         self._batch.finish()
         return thoughts
-
-    def _positions(self, width: int) -> mx.array:
-        """Return the positions of the next tokens, [rows, width]."""
-        starts = mx.array(self._batch.lengths, mx.int32) + mx.array(self._bases, mx.int32)
-        return starts[:, None] + mx.arange(width, dtype=mx.int32)
-
-    def _known(self, name: str | None, new: Sequence[int]) -> int:
-        """Count the new tokens, the last excepted, that are in the caches already as accepted draft
-        tokens."""
-        guessed = self._guessed.get(name, ()) if name else ()
-        return common_prefix_length(guessed, new[:-1])
 
 
 class DraftBatches:
@@ -181,103 +184,89 @@ class DraftBatches:
         """`fresh`: makes empty caches of a single row."""
         self._network = network
         self._fresh = fresh
-        self._own: dict[str, DraftSequence] = {}
-        self._draft_batches: list[DraftBatch] = []
+        self._rows: dict[str, DraftRow] = {}
+        self._batches: list[DraftBatch] = []
 
-    def length(self, row: str) -> int:
+    def length(self, name: str) -> int:
         """Return the number of tokens that the row has read; 0 if it is unknown."""
-        if (draft_batch := self._batch_of(row)) is not None:
-            return draft_batch.length(row)
-        return self._own[row].length if row in self._own else 0
+        row = self._rows.get(name)
+        if row is None:
+            return 0
+        return row.length if row.batch is None else row.batch.length(row)
 
-    def begin(self, row: str, base: int) -> None:
+    def begin(self, name: str, base: int) -> None:
         """Start a row anew; its first token is at position `base`."""
-        self.drop(row)
-        self._own[row] = DraftSequence(self._fresh(), base=base)
+        self.drop(name)
+        self.row(name).base = base
 
-    def read(self, row: str, tokens: Sequence[int], before: mx.array | None = None) -> None:
+    def row(self, name: str) -> DraftRow:
+        """Return a row; a new one if it is unknown."""
+        if name not in self._rows:
+            self._rows[name] = DraftRow(name, self._fresh())
+        return self._rows[name]
+
+    def read(self, name: str, tokens: Sequence[int], before: mx.array | None = None) -> None:
         """Run the next tokens of a row. `before`: the hidden state before each, [tokens, width]."""
-        if (draft_batch := self._batch_of(row)) is not None:
-            self._own[row] = draft_batch.take(row)
-            self._let_go()
-        seat = self._own.setdefault(row, DraftSequence(self._fresh()))
-        first = seat.base + seat.length
+        row = self.row(name)
+        if row.batch is not None:
+            row.batch.take(row)
+            self._drop_empty()
+        first = row.base + row.length
         positions = mx.arange(first, first + len(tokens), dtype=mx.int32)[None]
         fed, heard = mx.array([list(tokens)], mx.uint32), None if before is None else before[None]
-        self._network.forward(fed, heard, positions, seat.caches)
-        mx.eval([cache.state for cache in seat.caches])
-        seat.length += len(tokens)
-
-    def own(self, row: str) -> RowCaches:
-        """Return the caches of a row that has read something, and never drafted."""
-        caches: RowCaches = self._own[row].caches
-        return caches
+        self._network.forward(fed, heard, positions, row.caches)
+        mx.eval([cache.state for cache in row.caches])
+        row.length += len(tokens)
 
     def draft(
-        self,
-        new_tokens: Mapping[str, Sequence[int]],
-        count: int,
-        heard: Mapping[str, mx.array] = NO_HIDDEN_STATES,
+        self, new_tokens: Mapping[str, Sequence[int]], count: int, heard: HiddenStates = NO_HIDDEN_STATES
     ) -> Mapping[str, Sequence[int]]:
         """Draft for the rows in `new_tokens`; see `DraftBatch.draft`."""
-        self._seat(new_tokens)
+        self._join(new_tokens)
         asked = [
-            draft_batch
-            for draft_batch in self._draft_batches
-            if any(name in new_tokens for name in draft_batch.names)
+            batch for batch in self._batches if any(row and row.name in new_tokens for row in batch.rows)
         ]
-        found = [(draft_batch, draft_batch.draft(new_tokens, count, heard)) for draft_batch in asked]
+        found = [(batch, batch.draft(new_tokens, count, heard)) for batch in asked]
         guesses: dict[str, Sequence[int]] = {}
-        for draft_batch, each in found:
-            told: Any = each.tolist()
-            mine = {
-                name: row
-                for name, row in zip(draft_batch.names, told, strict=True)
-                if name and name in new_tokens
-            }
-            draft_batch.guessed(mine)
-            guesses |= mine
+        for batch, drafts in found:
+            guesses |= batch.read_drafts(drafts, new_tokens)
         return guesses
 
-    def _seat(self, rows: Iterable[str]) -> None:
+    def _join(self, names: Iterable[str]) -> None:
         """Put every row into a batch of rows of similar length."""
-        joining: dict[int, dict[str, DraftSequence]] = {}
-        lengths = [draft_batch.lengths for draft_batch in self._draft_batches]
-        for row in rows:
-            if self._batch_of(row) is not None:
+        joining: list[list[DraftRow]] = [[] for _ in self._batches]
+        lengths = [batch.lengths for batch in self._batches]
+        for row in map(self.row, names):
+            if row.batch is not None:
                 continue
-            seat = self._own.pop(row, None) or DraftSequence(self._fresh())
-            fitting = (i for i, others in enumerate(lengths) if are_similar([*others, seat.length]))
-            place = next(fitting, len(lengths))
-            if place == len(lengths):
-                self._draft_batches.append(DraftBatch(self._network, self._fresh))
+            fitting = (i for i, others in enumerate(lengths) if are_similar([*others, row.length]))
+            index = next(fitting, len(lengths))
+            if index == len(lengths):
+                self._batches.append(DraftBatch(self._network, self._fresh))
                 lengths.append([])
-            lengths[place].append(seat.length)
-            joining.setdefault(place, {})[row] = seat
-        for place, draft_batch in enumerate(self._draft_batches):
-            draft_batch.assign(joining.get(place, {}))
+                joining.append([])
+            lengths[index].append(row.length)
+            joining[index].append(row)
+        for batch, rows in zip(self._batches, joining, strict=True):
+            batch.assign(rows)
 
-    def _batch_of(self, row: str) -> DraftBatch | None:
-        return next((draft_batch for draft_batch in self._draft_batches if row in draft_batch.names), None)
-
-    def drop(self, row: str) -> None:
+    def drop(self, name: str) -> None:
         """Drop a row; unknown rows are ignored."""
-        self._own.pop(row, None)
-        if (draft_batch := self._batch_of(row)) is not None:
-            draft_batch.leave(row)
-            self._let_go()
+        row = self._rows.pop(name, None)
+        if row is not None and row.batch is not None:
+            row.batch.leave(row)
+            self._drop_empty()
 
-    def _let_go(self) -> None:
-        """Drop batches without rows."""
-        self._draft_batches = [draft_batch for draft_batch in self._draft_batches if any(draft_batch.names)]
+    def _drop_empty(self) -> None:
+        self._batches = [batch for batch in self._batches if any(batch.rows)]
 
     def clear(self) -> None:
         """Drop every row."""
-        self._own.clear()
-        self._draft_batches.clear()
+        self._rows.clear()
+        self._batches.clear()
 
     @property
     def nbytes(self) -> int:
         """Bytes of all caches."""
-        own = sum(held_bytes(cache) for seat in self._own.values() for cache in seat.caches)
-        return own + sum(draft_batch.nbytes for draft_batch in self._draft_batches)
+        own = sum(held_bytes(cache) for row in self._rows.values() for cache in row.caches)
+        return own + sum(batch.nbytes for batch in self._batches)

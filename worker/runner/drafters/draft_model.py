@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,8 +27,6 @@ class DraftModelProposer:
         self._draft_batches = DraftBatches(self, partial(make_prompt_cache, model))
         self.can_score_tokens = can_score_tokens(make_prompt_cache(model))
         """Whether `score_tokens` is supported."""
-        self._weighing: dict[str, Iterator[Any]] = {}
-        """The unfinished importance computation of each row."""
 
     def forward(
         self, tokens: mx.array, before: mx.array | None, positions: mx.array, caches: list[Any]
@@ -53,20 +51,20 @@ class DraftModelProposer:
         return self._draft_batches.draft(new_tokens, count)
 
     def score_tokens(self, row: str, last: int) -> Sequence[float] | None:
-        if row not in self._weighing:
-            self._weighing[row] = score_tokens_in_parts(self._model, self._draft_batches.own(row), last)
-        weights = next(self._weighing[row])
-        if weights is None:
+        own = self._draft_batches.row(row)
+        if own.scoring is None:
+            own.scoring = score_tokens_in_parts(self._model, own.caches, last)
+        scores = next(own.scoring)
+        if scores is None:
             return None
-        del self._weighing[row]
-        return list(weights.tolist())
+        own.scoring = None
+        found: Any = scores.tolist()
+        return list(found)
 
     def drop(self, row: str) -> None:
-        self._weighing.pop(row, None)
         self._draft_batches.drop(row)
 
     def reset(self) -> None:
-        self._weighing.clear()
         self._draft_batches.clear()
 
     def cache_bytes(self) -> int:
