@@ -23,8 +23,7 @@ from mlx_lm.utils import load
 
 from worker.common_prefix import common_prefix_length
 from worker.process.preload import preload_openblas
-from worker.runner.kv.cost import row_cost
-from worker.runner.kv.quantized import fresh_caches, quantized
+from worker.runner.kv.row_caches import fresh_caches, quantized, row_cost
 from worker.values import KVQuantization
 
 FORMS = {"exact": None, "8 bit": KVQuantization(8), "4 bit": KVQuantization(4)}

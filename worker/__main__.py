@@ -25,7 +25,6 @@ from worker.process import command_buffers, file_limit, kernel_folder, spare
 from worker.process.preload import preload_openblas
 from worker.process.startup_timer import StartupTimer
 from worker.ranks import rank_info
-from worker.ranks.settings import of_set
 
 IMPORTS = (
     "worker.gateway.service",
@@ -100,7 +99,7 @@ def _probe_folder() -> Path:
 
 def _run_rank(configured: WorkerSettings, here: rank_info.RankInfo | None, timer: StartupTimer) -> int:
     from worker.process.exit_codes import status_of
-    from worker.ranks.loader import SetLoader
+    from worker.ranks.loader import SetLoader, of_set
     from worker.ranks.rendezvous import Rendezvous, backend_of
 
     faulthandler.cancel_dump_traceback_later()  # the rendezvous has a timeout of its own, which may be longer

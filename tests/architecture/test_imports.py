@@ -19,7 +19,7 @@ WITHOUT_MODEL = {
     "broker": ("__main__",),
     "deploy": ("command.cli",),
     # A worker does its set-up before it imports MLX, and the scripted worker never needs MLX.
-    "worker": ("__main__", "ranks.settings", "interfaces", "values", "gateway.service"),
+    "worker": ("__main__", "ranks.loader", "interfaces", "values", "gateway.service"),
 }
 
 IMPURE = ("zmq", "asyncio", "uvicorn", "starlette", *MODEL_LIBRARIES)

@@ -24,8 +24,7 @@ from tests.ports import free_port, free_ports
 from tests.security.strangers import connected, disturb, knock
 from tests.system import eventually, running_system
 from worker.ranks import rpc
-from worker.ranks.line import FollowerLine, LeaderLine
-from worker.ranks.peer_monitor import PeerMonitor
+from worker.ranks.line import FollowerLine, LeaderLine, PeerMonitor
 
 WAIT_S = 120.0
 QUIET_S = 0.5

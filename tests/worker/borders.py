@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from worker.runner.sampling.distribution import mixed, uniforms_at
-from worker.runner.sampling.ranking import BLOCK
+from worker.runner.sampling.distribution import BLOCK, mixed, uniforms_at
 from worker.values import SamplingParams
 
 

@@ -33,7 +33,7 @@ from worker.runner.kv.capability_probe import (
     first_sentence,
     probe_capabilities,
 )
-from worker.runner.kv.quantized import fresh_caches
+from worker.runner.kv.row_caches import fresh_caches
 from worker.values import KVQuantization
 
 TABLE = Path(__file__).with_name("capabilities.json")

@@ -24,10 +24,9 @@ from worker.interfaces import Engine, InsufficientMemoryError, ModelError
 from worker.load.options import LoadOptions
 from worker.load.sharded.loader import ShardLoader
 from worker.load.sharded.parallelism import ShardGroup
-from worker.ranks import rank_keys, rpc
-from worker.ranks.line import FollowerLine
+from worker.ranks import rank_info, rpc
+from worker.ranks.line import FollowerLine, PeerMonitor
 from worker.ranks.memory import TELL_EVERY_S, MemoryReporter
-from worker.ranks.peer_monitor import PeerMonitor
 from worker.ranks.rank_info import FIRST, RankInfo
 from worker.values import CacheSegment, CacheSlice, ForcedTokens, Guide, SamplingParams
 
@@ -142,8 +141,8 @@ def run(place: RankInfo, settings: WorkerSettings) -> int:
 def _keys(settings: WorkerSettings) -> sockets.Curve | None:
     """Return this rank's keys: those that its leader sends, or else the configured ones. Raises
     `EndpointError`."""
-    if os.environ.pop(rank_keys.VARIABLE, ""):
-        return rank_keys.read(sys.stdin.fileno(), settings.join_timeout_s)
+    if os.environ.pop(rank_info.KEYS, ""):
+        return rank_info.read_keys(sys.stdin.fileno(), settings.join_timeout_s)
     return sockets.Curve.load(settings.curve_keys, "worker") if settings.curve_keys else None
 
 

@@ -1,6 +1,6 @@
 """Launcher of the followers: as child processes on this machine, and over ssh on others.
 
-Each follower gets the set's keys on stdin (`rank_keys`).
+Each follower gets the set's keys on stdin (`rank_info`).
 ssh uses upstream's private `RemoteProcess`, as `mlx.launch` does; a test checks that it still exists. No
 follower outlives the leader: children share its process group and have a lifeline, a remote process loses its
 terminal when ssh ends, and all end when their connection to the leader does.
@@ -25,7 +25,7 @@ from protocol.hosts import Backend, Host, Hosts
 from protocol.settings.worker import WorkerSettings
 from protocol.sockets import Curve
 from worker.process.preload import GUARD
-from worker.ranks import rank_info, rank_keys
+from worker.ranks import rank_info
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class LaunchPlan:
         told.pop(_SPINNING, None)
         if self.backend == "jaccl":
             told[rank_info.COORDINATOR] = f"{self.hosts.hosts[0].ips[0]}:{self.port}"
-        return told | {rank_info.LINE: endpoint, rank_keys.VARIABLE: "stdin"}
+        return told | {rank_info.LINE: endpoint, rank_info.KEYS: "stdin"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class RankProcesses:
         for name, content in plan.files().items():
             files[name] = str(line.folder / name)
             Path(files[name]).write_text(content, encoding="utf-8")
-        keys = rank_keys.encode(line.keys)
+        keys = rank_info.encode_keys(line.keys)
         reader, self._lifeline = os.pipe()
         try:
             for rank, host in enumerate(plan.hosts.hosts[1:], start=1):

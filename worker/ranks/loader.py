@@ -26,6 +26,9 @@ from worker.ranks.rendezvous import Rendezvous
 if TYPE_CHECKING:
     from worker.load.sharded.loader import ShardLoader
 
+
+import msgspec
+
 log = logging.getLogger(__name__)
 
 PROOF_S_MAX = 300.0
@@ -89,3 +92,13 @@ class SetLoader:
         """Return this rank's memory usage, 0 before loading, and that of the followers."""
         own = self._loader.device_memory() if self._loader else Resources()
         return structs.replace(own, ranks=self._ledger.read())
+
+
+SET_STALL_S_MAX = 20.0
+"""Default stall timeout of several ranks. A rank that waits for a lost peer never continues by itself."""
+
+
+def of_set(settings: WorkerSettings) -> WorkerSettings:
+    """Return the settings adapted to several ranks: no prefix cache on disk, and a shorter stall timeout."""
+    stall_s = settings.stall_timeout_s or SET_STALL_S_MAX
+    return msgspec.structs.replace(settings, stall_timeout_s=stall_s, prefix_cache_disk=0)

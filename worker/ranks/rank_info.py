@@ -8,13 +8,18 @@ started by hand find each other: on one machine it is a socket in the runtime di
 from __future__ import annotations
 
 import json
+import os
+import select
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from protocol.common.state_folder import server_name
 from protocol.hosts import Backend, HostsError, is_loopback
-from protocol.sockets import EndpointError, runtime_directory
+from protocol.sockets import Curve, EndpointError, runtime_directory
 
 RANK, RING, DEVICES, COORDINATOR = "MLX_RANK", "MLX_HOSTFILE", "MLX_IBV_DEVICES", "MLX_JACCL_COORDINATOR"
 LINE = "ROUNDHOUSE_RANKS"
@@ -76,3 +81,32 @@ def _ring(environ: Mapping[str, str]) -> tuple[int, str]:
 
 def _jaccl(environ: Mapping[str, str]) -> tuple[int, str]:
     return len(json.loads(Path(environ[DEVICES]).read_text(encoding="utf-8"))), environ[COORDINATOR]
+
+
+KEYS = "ROUNDHOUSE_RANK_KEYS"
+"""Environment variable that tells a follower to read its keys from stdin; its value is `stdin`."""
+KEYS_BYTES_MAX = 1024
+"""Limit of the line with the keys, which is also that of a terminal's line on macOS."""
+
+
+def encode_keys(keys: Curve) -> bytes:
+    """Return a follower's keys as one line."""
+    fields = keys.gateway_public, keys.worker_public, keys.secret
+    return msgspec.json.encode([each.decode() for each in fields]) + b"\n"
+
+
+def read_keys(fd: int, wait_s: float) -> Curve:
+    """Read the line with this follower's keys within `wait_s` seconds. Raises `EndpointError`."""
+    until, line = time.monotonic() + wait_s, b""
+    while not line.endswith(b"\n"):
+        left_s = max(0.0, until - time.monotonic())
+        if not select.select([fd], [], [], left_s)[0]:
+            raise EndpointError(f"rank 0 has sent no keys within {wait_s:g} s")
+        if not (more := os.read(fd, KEYS_BYTES_MAX)) or len(line) > KEYS_BYTES_MAX:
+            raise EndpointError("rank 0 has sent no keys")
+        line += more
+    try:
+        public, own, secret = msgspec.json.decode(line, type=tuple[str, str, str])
+    except msgspec.MsgspecError:
+        raise EndpointError("rank 0 has sent no keys") from None
+    return Curve(public.encode(), own.encode(), secret.encode())

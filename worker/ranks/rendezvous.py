@@ -22,8 +22,7 @@ from protocol.settings.worker import WorkerSettings
 from worker.interfaces import InsufficientMemoryError, ModelError
 from worker.ranks import rpc
 from worker.ranks.launcher import LaunchPlan, LeaderEndpoint, RankProcesses
-from worker.ranks.line import LeaderLine
-from worker.ranks.peer_monitor import PeerMonitor
+from worker.ranks.line import LeaderLine, PeerMonitor
 from worker.ranks.rank_info import RankInfo
 
 log = logging.getLogger(__name__)

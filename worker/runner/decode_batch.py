@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from worker.runner.drafters.hidden_states import HiddenStateSink
+from worker.runner.drafters.mtp import HiddenStateSink
 from worker.runner.kv.batch import CacheBatch, RowCaches
 from worker.runner.kv.buckets import FED_MAX, Order, are_similar, arrange
 from worker.runner.rows import EngineRow

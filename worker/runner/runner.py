@@ -24,16 +24,14 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from worker.interfaces import DraftProposer, ImportanceScorer
-from worker.runner.bucket_attention import route_attention
 from worker.runner.decode_batch import DecodeBatch, DecodeModel, first_sample
 from worker.runner.drafters.draft_model import DraftModelProposer
-from worker.runner.drafters.hidden_states import HiddenStateSink, NullSink
-from worker.runner.drafters.mtp import HiddenStateProposer
+from worker.runner.drafters.mtp import HiddenStateProposer, HiddenStateSink, NullSink
 from worker.runner.kv import snapshots
 from worker.runner.kv.batch import CacheBatch, RowCaches
 from worker.runner.kv.capability_probe import BatchCapabilities, ProbeTarget, probe_capabilities
-from worker.runner.kv.cost import row_cost
-from worker.runner.kv.quantized import fresh_caches
+from worker.runner.kv.positions import route_attention
+from worker.runner.kv.row_caches import fresh_caches, row_cost
 from worker.runner.kv.single import reserve
 from worker.runner.lora import Adapters
 from worker.runner.prefill import PrefillRunner

@@ -23,7 +23,7 @@ from protocol.settings.reader import SettingsError
 from protocol.settings.worker import WorkerSettings
 from tests.deploy.conftest import config
 from worker.process import preload
-from worker.ranks import rank_info, rank_keys
+from worker.ranks import rank_info
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -101,7 +101,7 @@ def test_a_process_gets_its_settings_as_they_are_and_needs_no_arguments(tmp_path
 def test_variables_between_our_processes_are_those_of_no_setting() -> None:
     """A user who sets `ROUNDHOUSE_SPARE` means `--spare`."""
     ours = {channel.SUPERVISOR_FD, channel.SPAWN_FD, channel.SPARE, lifeline.VARIABLE, breadcrumbs.VARIABLE}
-    ours |= {listening.LISTENER_FD, preload.GUARD, rank_info.LINE, rank_info.FIRST, rank_keys.VARIABLE}
+    ours |= {listening.LISTENER_FD, preload.GUARD, rank_info.LINE, rank_info.FIRST, rank_info.KEYS}
     kinds = (ServeSettings, GatewaySettings, WorkerSettings)
     names = {field.name for kind in kinds for field in msgspec.structs.fields(kind)}
     assert {"spare", "max_running", "port"} <= names

@@ -18,11 +18,10 @@ from protocol.settings.worker import WorkerSettings
 from protocol.sockets import Curve, EndpointError, write_keys
 from tests.ports import free_port
 from worker.interfaces import ModelError
-from worker.ranks import peer_monitor as watch_module
-from worker.ranks import rank_keys, rpc
+from worker.ranks import line as watch_module
+from worker.ranks import rank_info, rpc
 from worker.ranks import rendezvous as meeting_module
-from worker.ranks.line import FollowerLine, LeaderLine
-from worker.ranks.peer_monitor import FollowerConnections, LeaderConnection, PeerMonitor
+from worker.ranks.line import FollowerConnections, FollowerLine, LeaderConnection, LeaderLine, PeerMonitor
 from worker.ranks.rank_info import RankInfo
 from worker.ranks.rendezvous import RankAbsentError, Rendezvous
 
@@ -212,9 +211,9 @@ def test_followers_get_their_keys_over_a_pipe() -> None:
     _, keys = Curve.new_pair()
     reader, writer = os.pipe()
     with open(reader, "rb", closefd=True), open(writer, "wb", buffering=0) as theirs:
-        theirs.write(rank_keys.encode(keys)[:50])
-        threading.Timer(0.05, theirs.write, [rank_keys.encode(keys)[50:]]).start()
-        assert rank_keys.read(reader, WAIT_S) == keys
+        theirs.write(rank_info.encode_keys(keys)[:50])
+        threading.Timer(0.05, theirs.write, [rank_info.encode_keys(keys)[50:]]).start()
+        assert rank_info.read_keys(reader, WAIT_S) == keys
 
 
 @pytest.mark.parametrize("said", [b"", b'["a"]\n', b"x" * 5000])
@@ -223,7 +222,7 @@ def test_a_follower_without_keys_does_not_wait_for_ever(said: bytes) -> None:
     with open(reader, "rb", closefd=True):
         with open(writer, "wb", buffering=0) as theirs:
             with pytest.raises(EndpointError, match=r"rank 0 has sent no keys within 0\.05 s"):
-                rank_keys.read(reader, 0.05)
+                rank_info.read_keys(reader, 0.05)
             theirs.write(said)
         with pytest.raises(EndpointError, match="rank 0 has sent no keys"):
-            rank_keys.read(reader, WAIT_S)
+            rank_info.read_keys(reader, WAIT_S)

@@ -12,7 +12,7 @@ from protocol.common.cache_folder import cache_folder, prefix_folder
 from protocol.settings import reader as settings
 from protocol.settings.worker import WorkerSettings
 from worker.process.watchdog import STALL_S_MAX
-from worker.ranks.settings import SET_STALL_S_MAX, of_set
+from worker.ranks.loader import SET_STALL_S_MAX, of_set
 
 
 def read(*argv: str) -> WorkerSettings:

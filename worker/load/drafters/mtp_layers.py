@@ -17,7 +17,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from worker.interfaces import ModelError
 from worker.load.drafters.draft_model import DraftModel
 from worker.process.device_errors import raise_if_device_failed
-from worker.runner.drafters.hidden_states import Tap
+from worker.runner.drafters.mtp import Tap
 from worker.runner.trees import arrays_of
 from worker.runner.vision import VisionNetwork
 

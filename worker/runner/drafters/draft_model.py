@@ -11,7 +11,7 @@ import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
 from worker.runner.drafters.draft_batch import DraftBatches
-from worker.runner.kv.cost import row_cost
+from worker.runner.kv.row_caches import row_cost
 from worker.runner.token_importance import can_score_tokens, score_tokens_in_parts
 
 

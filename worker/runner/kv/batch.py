@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from worker.runner.kv.buckets import FED_MAX, Order, arrange, capacity, refill
-from worker.runner.kv.kv_layer import KVLayer
-from worker.runner.kv.layers import StateLayer, batch_layer, extracted
+from worker.runner.kv.layers import KVLayer, StateLayer, batch_layer, extracted
 from worker.runner.kv.positions import BatchPositions
 from worker.runner.kv.single import is_split
 from worker.runner.kv.sparse_rows import NO_GAPS, split
@@ -49,7 +48,7 @@ class CacheBatch:
         self, like: RowCaches, *, is_bucketed: bool = False, capacity: Callable[[int], int] = capacity
     ) -> None:
         """`like`: caches of a single row. `is_bucketed`: the model attends bucket by bucket
-        (`bucket_attention`); else all rows share one bucket. `capacity`: see there. Raises `ValueError` if a
+        (`positions`); else all rows share one bucket. `capacity`: see there. Raises `ValueError` if a
         layer cannot be batched."""
         self._is_bucketed = is_bucketed
         self._capacity = capacity

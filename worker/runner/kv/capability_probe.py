@@ -17,11 +17,11 @@ from functools import partial
 import mlx.core as mx
 import mlx.nn as nn
 
-from worker.runner.bucket_attention import route_attention
 from worker.runner.kv import snapshots
 from worker.runner.kv.batch import CacheBatch, RowCaches, prefill_abreast
 from worker.runner.kv.buckets import FED_MAX
-from worker.runner.kv.quantized import fresh_caches
+from worker.runner.kv.positions import route_attention
+from worker.runner.kv.row_caches import fresh_caches
 from worker.runner.kv.sparse_rows import hiding, skipping
 from worker.values import CacheSegment, KVQuantization
 

@@ -11,7 +11,7 @@ import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
 from worker.runner.kv.batch import RowCaches
-from worker.runner.sampling.ranking import leading, normalizer
+from worker.runner.sampling.distribution import leading, normalizer
 from worker.values import Logprob, LogprobTargets
 
 LOGITS_MAX = 2**24

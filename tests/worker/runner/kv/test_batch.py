@@ -19,9 +19,9 @@ from mlx_lm.models.cache import (
 )
 from mlx_vlm.models.base import cache_position_offset
 
-from worker.runner.bucket_attention import Bucketed
 from worker.runner.kv.batch import CacheBatch
 from worker.runner.kv.buckets import FED_MAX
+from worker.runner.kv.positions import Bucketed
 
 HEADS, WIDTH = 2, 32
 STEP = 4

@@ -17,7 +17,7 @@ from worker.load.load import ModelLoader
 from worker.load.probe_network import stage_for
 from worker.runner.kv.batch import CacheBatch
 from worker.runner.kv.capability_probe import BatchCapabilities, ProbeTarget, probe_capabilities
-from worker.runner.kv.cost import row_cost
+from worker.runner.kv.row_caches import row_cost
 
 SPARSE = "family-minimax_m3_vl"
 

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
 
-from worker.runner.sampling.distribution import LEADING_MAX
-from worker.runner.sampling.ranking import leading, nucleus
+from worker.runner.sampling.distribution import LEADING_MAX, leading, nucleus
 from worker.runner.sampling.sampler import Sampler
 from worker.runner.sampling.state import SamplingState
 from worker.values import SamplingParams

@@ -1,4 +1,4 @@
-"""Row cost: bytes of a row's caches, from their shapes, before anything is computed."""
+"""Empty caches of a single row, quantized or not, and what a row costs, before anything is computed."""
 
 from __future__ import annotations
 
@@ -13,6 +13,25 @@ from worker.runner.kv.batch import RowCaches, leaf_caches
 from worker.runner.kv.buckets import FED_MAX, capacity
 from worker.runner.kv.single import grows, is_positional
 from worker.runner.trees import held_bytes
+from worker.values import KVQuantization
+
+
+def quantized(caches: RowCaches, settings: KVQuantization) -> RowCaches:
+    """Return the caches of a row with its KV layers quantized. All others stay as they are, among them those
+    that a model keeps several of for one layer."""
+    return [
+        cache.to_quantized(group_size=settings.group_size, bits=settings.bits)
+        if hasattr(cache, "to_quantized")
+        else cache
+        for cache in caches
+    ]
+
+
+def fresh_caches(model: nn.Module, settings: KVQuantization | None = None) -> RowCaches:
+    """Return empty caches of a row. `settings`: it is quantized, from its first token on."""
+    caches: RowCaches = make_prompt_cache(model)
+    return caches if settings is None else quantized(caches, settings)
+
 
 _MORE_TOKENS = 1024
 """Tokens fed to a row, but never evaluated, to measure the growth of its caches."""
