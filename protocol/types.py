@@ -199,10 +199,10 @@ class PrefixReuse(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RequestStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Status of a request in its worker. `phase`: `waiting`, `prefill`, `ahead` (prefilled, waiting for a
-    place in the batch) or `decode`. `prefilled` includes reused tokens. `seconds` and `first_token_s` count
-    from its arrival. `preemptions`: how often it was preempted and queued again. `work` changes with work on
-    the prompt that no other field shows, such as encoding images."""
+    """Status of a request in its worker. `phase`: `waiting`, `prefill` or `decode`. `prefilled`
+    includes reused tokens. `seconds` and `first_token_s` count from its arrival. `preemptions`: how often it
+    was preempted and queued again. `work` changes with work on the prompt that no other field shows, such as
+    encoding images."""
 
     id: Id
     phase: str

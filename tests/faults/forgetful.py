@@ -38,9 +38,8 @@ class LosesRows(Scheduler):
 class NeverPlansRows(Scheduler):
     """A scheduler that never schedules some rows."""
 
-    def _line(self, cache_bytes: int, preempted: list[Row]) -> tuple[list[Row], list[Row]]:
-        line, behind = super()._line(cache_bytes, preempted)
-        return [row for row in line if not _is_forgotten(row)], behind
+    def _line(self, cache_bytes: int, preempted: list[Row]) -> list[Row]:
+        return [row for row in super()._line(cache_bytes, preempted) if not _is_forgotten(row)]
 
 
 def main() -> int:

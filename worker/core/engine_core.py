@@ -475,7 +475,7 @@ class Loop:
 
     def _count_rows(self) -> None:
         self.counters.running = self.scheduler.count(Phase.PREFILL, Phase.DECODE)
-        self.counters.waiting = self.scheduler.count(Phase.WAITING, Phase.PREFILLED)
+        self.counters.waiting = self.scheduler.count(Phase.WAITING)
 
     def _count(self) -> None:
         self._count_rows()

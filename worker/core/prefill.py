@@ -14,7 +14,7 @@ An outlier (compilation, a busy machine) does not stop prefill.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -33,14 +33,11 @@ Heads = Mapping[Row, Match | None]
 def form_groups(
     line: Sequence[Row], heads: Heads, budget: PrefillBudget, encoder_cache: EncoderCache
 ) -> list[Group]:
-    """Form the groups of one plan, within the budget.
-
-    `heads`: leads of `line`, followed by rows that are not admitted yet and can only run along with one that
-    is.
-    """
-    placed, waiting = set(line), dict(heads)
+    """Form the groups of one plan, within the budget. `heads`: leads of `line`."""
+    waiting = dict(heads)
     groups: list[Group] = []
-    while waiting and (head := next(iter(waiting))) in placed:
+    while waiting:
+        head = next(iter(waiting))
         match = waiting.pop(head)
         begin = begin_of(head, match)
         open_ = encoder_cache.reach(head, begin) - begin
@@ -51,7 +48,7 @@ def form_groups(
             break
         size = min([size, *(cut - begin for cut in head.cuts_behind(begin))])
         group = [_chunk(head, match, size, line)]
-        for row in _joining(head, match, waiting, placed, budget) if is_short(head, match) else []:
+        for row in _joining(head, match, waiting, budget) if is_short(head, match) else []:
             stored = waiting.pop(row)
             group.append(_chunk(row, stored, _rest_of(row, stored), line))
         budget.spent.append(call_of(group))
@@ -74,8 +71,8 @@ def leads_of(line: Iterable[Row]) -> dict[int, Row]:
     return leads
 
 
-def overtaking(heads: Heads, placed: Container[Row]) -> list[Row]:
-    """Return the admitted short prompts that may go before the first of `heads`, if that one is long.
+def overtaking(heads: Heads) -> list[Row]:
+    """Return the short prompts that may go before the first of `heads`, if that one is long.
 
     They have its priority. What is restored of a prompt does not count.
     """
@@ -85,10 +82,7 @@ def overtaking(heads: Heads, placed: Container[Row]) -> list[Row]:
     return [
         row
         for row, match in heads.items()
-        if row in placed
-        and row.request.priority == first.request.priority
-        and not row.images
-        and not _is_long(row, match)
+        if row.request.priority == first.request.priority and not row.images and not _is_long(row, match)
     ]
 
 
@@ -114,16 +108,14 @@ def _rest_of(row: Row, match: Match | None) -> int:
 
 
 def _chunk(row: Row, match: Match | None, size: int, line: Sequence[Row]) -> Chunk:
-    """Return the next chunk of a row. One outside `line` is not admitted, and does not start after it."""
+    """Return the next chunk of a row; behind the last one, the others of its family in `line` are copies."""
     begin = begin_of(row, match)
-    last = size == _rest_of(row, match) and row in line
+    last = size == _rest_of(row, match)
     copies = (other for other in line if last and other.prompt_group == row.prompt_group and other is not row)
     return Chunk(row, row.tokens[begin : begin + size], last, tuple(copies), match)
 
 
-def _joining(
-    head: Row, match: Match | None, others: Heads, placed: Container[Row], budget: PrefillBudget
-) -> list[Row]:
+def _joining(head: Row, match: Match | None, others: Heads, budget: PrefillBudget) -> list[Row]:
     """Return short prompts to run in one call with `head`: at its position and near enough in length, first
     those of highest priority and most alike. None if `head` is cut."""
     found: list[Row] = []
@@ -134,8 +126,8 @@ def _joining(
         for row, stored in others.items()
         if is_short(row, stored) and begin_of(row, stored) == begin
     }
-    unlike = {row: abs(rest - real) if row in placed else 0 for row, rest in able.items()}
-    for row in sorted(able, key=lambda row: (row not in placed, row.queue_key[0], unlike[row])):
+    unlike = {row: abs(rest - real) for row, rest in able.items()}
+    for row in sorted(able, key=lambda row: (row.request.priority, unlike[row])):
         rest = able[row]
         widest, rows = max(width, rest), 2 + len(found)
         padding = 1 - (real + rest) / (widest * rows)

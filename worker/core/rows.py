@@ -21,14 +21,9 @@ Span = tuple[int, int]
 
 
 class Phase(StrEnum):
-    """Phase of a request. Phases only advance, except that a preempted row waits again.
-
-    `PREFILLED`, optional: its prompt was prefilled along with those of others, but the row is not admitted
-    yet.
-    """
+    """Phase of a request. Phases only advance, except that a preempted row waits again."""
 
     WAITING = "waiting"
-    PREFILLED = "prefilled"
     PREFILL = "prefill"
     DECODE = "decode"
 

@@ -7,9 +7,6 @@ that an earlier one waits for. A preempted row keeps its place in the queue. Amo
 short prompts go before a long one in every other step, so that they wait for one of its chunks only. Lines of
 batches have the lowest priority, and are preempted when another row waits for their place or memory.
 
-Short prompts beyond `rows_max` may be prefilled along with an admitted one, since a call with several costs
-little more. At most `AHEAD_MAX` rows wait with such a prompt in their caches; they are preempted first.
-
 If the first row in the queue needs an image that is not cached, the step encodes that image and prefills
 nothing, so that streams wait for one image at a time.
 """
@@ -17,7 +14,7 @@ nothing, so that streams wait for one image at a time.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from protocol.errors import too_long
@@ -30,7 +27,6 @@ from worker.core.prefill import (
     begin_of,
     call_of,
     form_groups,
-    is_short,
     leads_of,
     overtaking,
 )
@@ -39,15 +35,13 @@ from worker.core.prefix.sharing import OFF, Sharing
 from worker.core.rows import Chunk, EncodeImage, Group, Phase, Row, SchedulerOutput, row_of
 from worker.values import NO_EMBEDDINGS, EncodedImage, EngineRequest
 
-AHEAD_MAX = 7
 BURST_S = 0.25
 """Requests that arrive within this time after the first step of a burst belong to it: sixteen chats take
 0.2 s from the first to the last."""
 BURST_PROMPT_S_MAX = 5.0
 """Longest prompt in seconds for which those that came with it decode seldom."""
 _SETTLING_STEPS = 2
-_WITH_PLACE = (Phase.PREFILL, Phase.DECODE)
-_WITH_MEMORY = (Phase.PREFILLED, Phase.PREFILL, Phase.DECODE)
+_RUNNING = (Phase.PREFILL, Phase.DECODE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +167,7 @@ class Scheduler:
     def _prompt_group(self, row: Row, number: int) -> int:
         # A prompt of one token needs no prefill that could be shared.
         if len(row.tokens) > 1:
-            for other in self._of(Phase.PREFILL, Phase.PREFILLED, Phase.WAITING):
+            for other in self._of(Phase.PREFILL, Phase.WAITING):
                 if row.is_twin(other):
                     return other.prompt_group
         return number
@@ -254,28 +248,26 @@ class Scheduler:
         """Return the rows of its family that have not started, including itself."""
         return [
             other
-            for other in self._of(Phase.PREFILL, Phase.PREFILLED, Phase.WAITING)
+            for other in self._of(Phase.PREFILL, Phase.WAITING)
             if other.prompt_group == row.prompt_group
         ]
 
     def rewind(self) -> None:
         """Restart all prefills, since every cache was lost. Started rows must have been dropped."""
-        for row in self._of(Phase.PREFILL, Phase.PREFILLED):
+        for row in self._of(Phase.PREFILL):
             row.prefilled = 0
 
     def has_room(self, cache_bytes: int) -> bool:
         """Return whether the first row in the queue could be admitted now, by places and memory."""
         ready = self._ready()
-        admitted = self.count(Phase.PREFILL, Phase.DECODE)
-        if not (ready and admitted):
-            return admitted < self._policy.rows_max
-        first = min(ready, key=_order)
-        yielding = [row for row in self._of(*_WITH_MEMORY) if _gives_way(row, first)]
-        admitted -= sum(row.phase is not Phase.PREFILLED for row in yielding)
-        free = self.reservations.free(cache_bytes) - admitted * self.reservations.block_bytes
+        running = self.count(*_RUNNING)
+        if not (ready and running):
+            return running < self._policy.rows_max
+        yielding = self._yielding_to(ready[0])
+        running -= len(yielding)
+        free = self.reservations.free(cache_bytes) - running * self.reservations.block_bytes
         free += sum(row.bytes for row in yielding)
-        needed = self.reservations.needs(first.length) - first.bytes
-        return admitted < self._policy.rows_max and free >= needed
+        return running < self._policy.rows_max and free >= self.reservations.needs(ready[0].length)
 
     def restart(self, row: Row) -> None:
         """Requeue a starved row without caches and without waits.
@@ -293,86 +285,71 @@ class Scheduler:
     # --- what is next ---
 
     def plan(self, cache_bytes: int = 0) -> SchedulerOutput:
-        """Plan the work before the next decode step. `cache_bytes`: real usage of all caches."""
+        """Plan the work before the next decode step. `cache_bytes`: real usage of all caches.
+
+        Which prompts run next: of those that run or can be admitted (`_line`), one for each family, without
+        those that wait for a prefix that another one computes (`_heads`); first short ones in every other
+        step, then by priority and arrival; as much as the budget allows (`prefill.form_groups`).
+        """
         preempted = self._make_room(cache_bytes)
-        line, behind = self._line(cache_bytes, preempted)
+        line = self._line(cache_bytes, preempted)
         if not line or (self.decodes and self._pace.pauses_prefill()):
             return SchedulerOutput(preempted=preempted)
-        heads = self._heads(line, behind)
-        if look := self._next_image(line, heads):
+        heads = self._heads(line)
+        if look := self._next_image(heads):
             return SchedulerOutput(self._begin(look.row, heads[look.row]), preempted, look)
-        return SchedulerOutput(self._fill(line, behind, heads), preempted)
+        # In every other step, so that many short prompts cannot starve a long one.
+        short = [] if self._has_overtaken else overtaking(heads)
+        self._has_overtaken = bool(short)
+        heads = {row: heads[row] for row in (*short, *heads)}
+        budget = self._pace.budget(decoding=self.decodes, may_wait=self._may_wait(heads))
+        groups = form_groups(line, heads, budget, self._encoder_cache)
+        for chunk in itertools.chain.from_iterable(groups):
+            self._admit(chunk.row, *chunk.copies)
+        return SchedulerOutput(groups, preempted)
 
-    def _line(self, cache_bytes: int, preempted: list[Row]) -> tuple[list[Row], list[Row]]:
-        """Return rows in prefill or admissible now, in order; and rows that could run ahead with them.
+    def _line(self, cache_bytes: int, preempted: list[Row]) -> list[Row]:
+        """Return the rows in prefill or admissible now, in order.
 
         A row is admitted only if all running rows can still grow by a block, or it would soon be preempted.
         Held rows are skipped. Rows that give way to an admissible one are preempted.
         """
         admitted: list[Row] = []
-        behind: list[Row] = []
-        running, block_bytes = self.count(*_WITH_PLACE), self.reservations.block_bytes
+        running, block_bytes = self.count(*_RUNNING), self.reservations.block_bytes
+        places = self._policy.rows_max - running
         free = self.reservations.free(cache_bytes) - running * block_bytes
-        ready = sorted(self._ready(), key=_order)
-        for at, row in enumerate(ready):
-            if running + len(admitted) >= self._policy.rows_max:
-                if (last := self._victim(row, _WITH_PLACE)) is None:
-                    behind = self._next_in_queue(ready[at:], free) if admitted else []
-                    break
-                free += last.bytes + block_bytes
-                running -= 1
+        for row in self._ready():
+            needed = self.reservations.needs(row.length)
+            while (places <= 0 or free < needed) and (yielding := self._yielding_to(row)):
+                last = max(yielding, key=_order)
+                places, free = places + 1, free + last.bytes + block_bytes
                 preempted.append(self._preempt(last))
-            free -= self.reservations.needs(row.length) - row.bytes
-            while free < 0 and (last := self._victim(row, _WITH_MEMORY)):
-                if last.phase is not Phase.PREFILLED:
-                    free += block_bytes
-                    running -= 1
-                free += last.bytes
-                preempted.append(self._preempt(last))
-            if free < 0 and (running or admitted):
+            is_alone = places == self._policy.rows_max
+            if places <= 0 or (free < needed and not is_alone):
                 break
             admitted.append(row)
-            free -= block_bytes
-        return sorted([*self._in[Phase.PREFILL], *admitted], key=_order), behind
+            places, free = places - 1, free - needed - block_bytes
+        return sorted([*self._in[Phase.PREFILL], *admitted], key=_order)
 
     def _ready(self) -> list[Row]:
-        """Return the rows that may be admitted."""
-        return [row for row in self._of(Phase.PREFILLED, Phase.WAITING) if not row.is_blocked]
+        """Return the rows that may be admitted, in order."""
+        return sorted((row for row in self._in[Phase.WAITING] if not row.is_blocked), key=_order)
 
-    def _next_in_queue(self, rows: list[Row], free: float) -> list[Row]:
-        """Return rows not admitted whose prompts could run ahead, in order, up to the first that cannot."""
-        behind: list[Row] = []
-        room = AHEAD_MAX - sum(row.prefilled > 0 for row in self._in[Phase.PREFILLED])
-        for row in rows:
-            if row.prefilled:
-                continue
-            free -= self.reservations.needs(row.length) - row.bytes + self.reservations.block_bytes
-            if (
-                len(behind) == room
-                or free < 0
-                or row.prompt_group != row.queue_key[1]
-                or not is_short(row, None)
-            ):
-                break
-            behind.append(row)
-        return behind
+    def _yielding_to(self, first: Row) -> list[Row]:
+        """Return the running rows that are preempted so that `first` is admitted: lines of batches for all
+        others."""
+        return [] if first.is_batch else [row for row in self._of(*_RUNNING) if row.is_batch]
 
-    def _victim(self, first: Row, phases: Sequence[Phase]) -> Row | None:
-        """Return the row in `phases` that is preempted next so that `first` is admitted, if any."""
-        yielding = [row for row in self._of(*phases) if _gives_way(row, first)]
-        return max(yielding, key=_preemption_order, default=None)
-
-    def _heads(self, line: list[Row], behind: list[Row]) -> dict[Row, Match | None]:
+    def _heads(self, line: list[Row]) -> dict[Row, Match | None]:
         """Return the rows that run for their families, in order, each with the stored prefix to restore."""
-        leads = leads_of(line)
-        heads = [*leads.values(), *(row for row in behind if row.prompt_group not in leads)]
+        heads = leads_of(line).values()
         begun = [row for row in self._of(Phase.PREFILL) if row.prefilled]
         return self._sharing.ready(heads, begun) if self._sharing else dict.fromkeys(heads)
 
-    def _next_image(self, line: list[Row], heads: Mapping[Row, Match | None]) -> EncodeImage | None:
+    def _next_image(self, heads: Mapping[Row, Match | None]) -> EncodeImage | None:
         """Return the image to encode before the first row can run further, if any."""
         first, match = next(iter(heads.items()), (None, None))
-        if first is None or first not in line:
+        if first is None:
             return None
         begin = begin_of(first, match)
         image = self._encoder_cache.missing(first, begin)
@@ -384,21 +361,8 @@ class Scheduler:
 
     def _begin(self, row: Row, match: Match | None) -> list[Group]:
         """Admit a row whose image is about to be encoded, and restore its stored prefix."""
-        self._admit([row], Phase.PREFILL)
+        self._admit(row)
         return [[Chunk(row, (), last=False, match=match)]] if match or not row.reuse else []
-
-    def _fill(self, line: list[Row], behind: list[Row], heads: Mapping[Row, Match | None]) -> list[Group]:
-        """Form the groups of a plan and admit their rows, those of `behind` to phase `PREFILLED`."""
-        # In every other step, so that many short prompts cannot starve a long one.
-        short = [] if self._has_overtaken else overtaking(heads, line)
-        self._has_overtaken = bool(short)
-        heads = {row: heads[row] for row in (*short, *heads)}
-        budget = self._pace.budget(decoding=self.decodes, may_wait=self._may_wait(heads))
-        groups = form_groups(line, heads, budget, self._encoder_cache)
-        for chunk in itertools.chain.from_iterable(groups):
-            rows = (chunk.row, *chunk.copies)
-            self._admit(rows, Phase.PREFILLED if chunk.row in behind else Phase.PREFILL)
-        return groups
 
     def _may_wait(self, heads: Mapping[Row, Match | None]) -> bool:
         """Return whether the rows that decode may wait up to the bound of a gap for the next prompts: lines
@@ -420,10 +384,10 @@ class Scheduler:
         came_with = {row.burst for row in heads}
         return next_s <= BURST_PROMPT_S_MAX and all(row.burst in came_with for row in streams or decoding)
 
-    def _admit(self, rows: Sequence[Row], phase: Phase) -> None:
+    def _admit(self, *rows: Row) -> None:
         for row in rows:
-            if row.phase is not phase:
-                self._move(row, phase)
+            if row.phase is Phase.WAITING:
+                self._move(row, Phase.PREFILL)
                 self.reservations.reserve(row)
 
     # --- bytes ---
@@ -437,8 +401,8 @@ class Scheduler:
         surprised = cache_bytes > reservations.bytes_max and not self._settling
         if surprised:
             reservations.learn(cache_bytes)
-        while self.count(*_WITH_MEMORY) > 1 and (reservations.reserved > reservations.bytes_max or surprised):
-            preempted.append(self._preempt(max(self._of(*_WITH_MEMORY), key=_preemption_order)))
+        while self.count(*_RUNNING) > 1 and (reservations.reserved > reservations.bytes_max or surprised):
+            preempted.append(self._preempt(max(self._of(*_RUNNING), key=_preemption_order)))
             self._settling, surprised = 1 + _SETTLING_STEPS, False
         return preempted
 
@@ -467,14 +431,6 @@ def _order(row: Row) -> tuple[int, int]:
     return row.queue_key
 
 
-def _preemption_order(row: Row) -> tuple[bool, bool, tuple[int, int]]:
+def _preemption_order(row: Row) -> tuple[bool, tuple[int, int]]:
     """Return the sort key of preemption; the highest is preempted first."""
-    return row.is_batch, row.phase is Phase.PREFILLED, row.queue_key
-
-
-def _gives_way(row: Row, other: Row) -> bool:
-    """Return whether a row is preempted if another one needs what it has: batch rows for all others, and
-    among equals those prefilled ahead for earlier ones."""
-    if row.is_batch != other.is_batch:
-        return row.is_batch
-    return row.phase is Phase.PREFILLED and row.queue_key > other.queue_key
+    return row.is_batch, row.queue_key

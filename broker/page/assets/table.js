@@ -135,7 +135,7 @@ export const ratio = (part, whole) => (whole ? Math.min(1, part / whole) : 0);
 // --- phases ---
 
 const PHASES = {
-  preparing: ["tokenizing", "busy"], waiting: ["waiting", "busy"], prefilled: ["waiting for a row", "busy"],
+  preparing: ["tokenizing", "busy"], waiting: ["waiting", "busy"],
   prefill: ["prefill", "busy"], decode: ["decode", "good"],
 };
 

@@ -125,19 +125,6 @@ def test_short_prompts_of_like_length_are_run_together() -> None:
     assert ids(s) == [["a", "c", "e"], ["b", "d"]]
 
 
-def test_row_prefilled_ahead_is_preempted_by_a_higher_priority_row() -> None:
-    s = scheduler(rows_max=1, prefill_tokens=400, bytes_max=350, row_bytes=lambda tokens: tokens)
-    for id in "ab":
-        add(s, id, 20)
-    run(s)
-    add(s, "urgent", 300, priority=-1)
-    s.drop("a")
-    plan = s.plan()
-    assert [row.id for row in plan.preempted] == ["b"]
-    assert [chunk.row.id for [chunk] in plan.groups] == ["urgent"]
-    assert phases(s)["b"] is Phase.WAITING
-
-
 # --- short prompts beside a long one -----------------------------------------------------------------
 
 

@@ -94,9 +94,8 @@ def test_worker_ends_itself_when_a_restart_was_in_vain() -> None:
     house.submit("lost", 7, 8)
     plan_line = house.loop.scheduler._line
 
-    def forgetful(cache_bytes: int, preempted: list[Row]) -> tuple[list[Row], list[Row]]:
-        line, behind = plan_line(cache_bytes, preempted)
-        return [row for row in line if row.id != "lost"], behind
+    def forgetful(cache_bytes: int, preempted: list[Row]) -> list[Row]:
+        return [row for row in plan_line(cache_bytes, preempted) if row.id != "lost"]
 
     house.loop.scheduler._line = forgetful  # type: ignore[method-assign]
     began = house.now
