@@ -75,9 +75,7 @@ def small_steps() -> Iterator[None]:
             prefix_sharing, REUSED_TOKENS_MIN=2, AWAITED_TOKENS_MIN=8, CUT_NEAR=2, SHORT_TOKENS_MAX=4
         ),
         mock.patch.multiple(prefix_sharing, LONG_TOKENS=64),
-        mock.patch.multiple(
-            "worker.core.prefix.store", BLOCK_TOKENS=24, KEPT_TOKENS_MIN=16, ENDED_TOKENS_MIN=8
-        ),
+        mock.patch.multiple("worker.core.prefix.store", BLOCK_TOKENS=24, KEPT_TOKENS_MIN=16),
     ):
         yield
 

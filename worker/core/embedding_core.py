@@ -25,7 +25,7 @@ from protocol.common.log_context import about
 from protocol.errors import Code, RequestError
 from protocol.types import RequestStatus, Resources, Timings, Usage
 from worker.core.commands import Abort, ClearPrefixes, Command, Stop, SubmitTexts
-from worker.core.engine_core import OUTBOX_MESSAGES_MAX
+from worker.core.engine_core import OUTBOX_MESSAGES_MAX, PAUSE_S
 from worker.core.failures import Failures
 from worker.core.prefill import PrefillBudget, PrefillCall, PrefillCostModel
 from worker.core.publisher import TOLD_EVERY_S, Counters, Publisher
@@ -152,8 +152,6 @@ class TextQueue:
 
 STEP_SHARE = 0.5
 """Maximum duration of a batch, as a share of the inter-token target of streams on the same machine."""
-_BACKPRESSURE_WAIT_S = 0.05
-_HARMLESS = Text((0, 0))
 
 
 @dataclass(slots=True)
@@ -183,7 +181,7 @@ class EmbeddingLoop:
     def _take_commands(self) -> bool:
         """Handle all queued commands; wait for one when idle. Return False on `Stop`."""
         is_clogged = self.publisher.backlog() >= OUTBOX_MESSAGES_MAX
-        wait_s = None if not len(self._queue) else _BACKPRESSURE_WAIT_S if is_clogged else 0.0
+        wait_s = None if not len(self._queue) else PAUSE_S if is_clogged else 0.0
         while True:
             try:
                 command = self.inbox.get(block=wait_s != 0.0, timeout=wait_s)
@@ -258,7 +256,7 @@ class EmbeddingLoop:
         self._fail(batch[0].request, _engine_error(error))
         # The text is at fault, unless the model fails on a probe text as well.
         try:
-            self.model.encoder.encode([_HARMLESS])
+            self.model.encoder.encode([Text((0, 0))])
         except Exception as failure:  # the model is at fault
             log.exception("the model fails on a probe text as well")
             self._failures.count(failure)

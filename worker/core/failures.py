@@ -21,7 +21,6 @@ log = logging.getLogger(__name__)
 FAILURES_MAX = 10
 PROBE = "probe"
 """Row id of the probe prompt. A gateway's request ids are random, and never this one."""
-_PROBE_TOKENS = (0, 0)
 
 
 class EngineKeepsFailing(Exception):
@@ -44,8 +43,8 @@ class Failures:
     def probe(self, engine: Engine) -> None:
         """Count a failed prompt if a probe prompt fails as well. Raises `EngineKeepsFailing`."""
         try:
-            engine.prefill({PROBE: _PROBE_TOKENS[:-1]})
-            engine.start(PROBE, _PROBE_TOKENS, len(_PROBE_TOKENS), SamplingParams())
+            engine.prefill({PROBE: (0,)})
+            engine.start(PROBE, (0, 0), 2, SamplingParams())
         except Exception as failure:  # the engine is at fault
             log.exception("the engine fails on a probe prompt as well")
             self.count(failure)

@@ -21,9 +21,6 @@ _UNABLE = "This model's layers, or its several machines, do not support it."
 CHUNK_TOKENS = 32
 HEAD_TOKENS, TAIL_TOKENS = 64, 256
 """Tokens always run, at the beginning (or the system prompt, if longer) and at the end."""
-WHOLE_TOKENS = HEAD_TOKENS + CHUNK_TOKENS + TAIL_TOKENS
-"""Maximum length of a prompt that is always run whole."""
-READ_TOKENS_MAX = 2048
 SMOOTHED_TOKENS = 13
 """Window over which scores are averaged with their neighbors', as in the paper."""
 
@@ -38,7 +35,7 @@ class SparsePrefillQueue:
         *,
         is_able: bool = False,
         target_s: float = 0.1,
-        tokens_max: int = READ_TOKENS_MAX,
+        tokens_max: int = 2048,
     ) -> None:
         """`importance_scorer`: the importance scorer, if any. `is_able`: the model's layers allow skipped
         tokens.
@@ -48,7 +45,7 @@ class SparsePrefillQueue:
         self._known_scorer = importance_scorer
         self._is_able = is_able
         self._default = default
-        self._pace = PrefillCostModel(target_s=target_s, tokens_max=min(tokens_max, READ_TOKENS_MAX))
+        self._pace = PrefillCostModel(target_s=target_s, tokens_max=tokens_max)
         self.rows: list[Row] = []
         """Those that wait, in order."""
 
@@ -58,7 +55,11 @@ class SparsePrefillQueue:
         Raises `RequestError` if the request asks for sparse prefill and it is not possible.
         """
         wish = request.sparse or self._default
-        if wish is None or wish.keep >= 1 or len(request.tokens) <= max(wish.above, WHOLE_TOKENS):
+        if (
+            wish is None
+            or wish.keep >= 1
+            or len(request.tokens) <= max(wish.above, HEAD_TOKENS + CHUNK_TOKENS + TAIL_TOKENS)
+        ):
             return 1.0
         is_plain = not request.images and not (request.echo and request.sampling.logprobs is not None)
         if request.sparse is None and not (is_plain and self._is_able and self._known_scorer):

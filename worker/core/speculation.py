@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 
 READ_SHARE = 0.5
 """Share of the inter-token target within which a step and the network's prefill must fit."""
-READ_TOKENS_FIRST, READ_TOKENS_MIN, READ_TOKENS_MAX = 64, 16, 2048
-"""Tokens of a prefill chunk of the network: at first, and the bounds."""
+READ_TOKENS_MIN, READ_TOKENS_MAX = 16, 2048
+"""Tokens of a prefill chunk of the network, which begins with the least."""
 ANSWER_TOKENS = 256
 """Tokens that a row is expected to answer yet; as many as it has, if more."""
 READ_PER_TOKEN = 32
@@ -53,7 +53,7 @@ class DraftCatchUp:
         """Cost of the passes of a draft, in plain steps."""
         self._drafter = drafter
         self._read_s = READ_SHARE * target_s
-        self._chunk = READ_TOKENS_FIRST
+        self._chunk = READ_TOKENS_MIN
         self._has_read = False
 
     def knows(self, row: Row) -> bool:

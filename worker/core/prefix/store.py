@@ -21,6 +21,7 @@ from worker.core.commands import Command, DiskSpace, Fetched, Written
 from worker.core.prefix.disk import DiskTier
 from worker.core.prefix.folder import Record
 from worker.core.prefix.index import BLOCK_TOKENS, Match, PrefixIndex, keep
+from worker.core.prefix.sharing import REUSED_TOKENS_MIN
 from worker.core.prefix.tree import Item
 from worker.core.rows import Phase, Row
 from worker.interfaces import Engine, Model
@@ -31,10 +32,6 @@ log = logging.getLogger(__name__)
 
 KEPT_TOKENS_MIN = 256
 """Interval in tokens at which a running prefill is stored."""
-DISK_TOKENS_MIN = 512
-"""Minimum length of a prefix that is written to disk: computing a shorter one again costs less."""
-ENDED_TOKENS_MIN = 64
-"""Minimum length of a cancelled prefill that is stored."""
 READ_SILENCE_S_MAX = 5.0
 """Silence on outstanding reads after which no row waits for the disk until it replies again."""
 READ_WAIT_S_MAX = 60.0
@@ -203,7 +200,7 @@ class PrefixStore:
             # Until it has decoded, its last token is not in its caches; its prompt is stored.
             if row.has_decoded:
                 self._store_row(row, (*row.request.tokens, *row.answered), states=True)
-        elif row.prefilled >= ENDED_TOKENS_MIN:
+        elif row.prefilled >= REUSED_TOKENS_MIN:
             self._store_row(row, row.tokens[: row.prefilled], states=True)
 
     def _store_row(self, row: Row, tokens: tuple[int, ...], *, states: bool) -> None:
@@ -226,7 +223,7 @@ class PrefixStore:
             return
         if row.request.pin and row.request.boundaries:
             self.index.pin(tokens, salt=salt, last=min(end, row.request.boundaries[-1]))
-        if end >= DISK_TOKENS_MIN:
+        if end >= BLOCK_TOKENS:  # computing a shorter one again costs less than reading it
             # With its parents, which may have been too short, or refused, when they were stored.
             self._write([*self.index.find(tokens, salt=salt, limit=end).items, *stored])
         self.fit(self.ram_max)
