@@ -1,4 +1,4 @@
-"""Builders for grammars in llguidance's variant of Lark. Pure."""
+"""Builders for grammars in llguidance's variant of Lark, and the style of generated JSON. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from worker.grammars.schema import spelled
+WHITE_SPACE = r"[ \t]{1,2}|\r?\n[ \t]{0,32}"
+"""White space between JSON tokens, at most once: one or two blanks, or a line break and indentation. This
+allows pretty-printing; without a bound small models fill their whole answer with line breaks."""
+
+_WRITING = {
+    "whitespace_pattern": WHITE_SPACE,
+    "coerce_one_of": False,
+    # No \\uXXXX: `"\\u0061"` equals `"a"`, which would permit duplicate keys and bypass patterns.
+    "json_allowed_escapes": 'nrbtf\\"',
+}
 
 HEAD = '%llguidance {"no_forcing": true}\n'
 """Turns token forcing off: where only one text may follow, the model still chooses its tokens. llguidance
@@ -35,9 +44,12 @@ def escaped(text: str) -> str:
 
 
 def value(schema: Mapping[str, Any], *, lenient: bool = False) -> str:
-    """Return a rule for a JSON value; `schema` was checked by `worker.grammars.schema`. `lenient`: see
-    `spelled`."""
-    return f"%json {spelled(schema, lenient=lenient)}"
+    """Return a rule for a JSON value; `schema` was checked by `worker.grammars.schema`.
+
+    `lenient`: llguidance ignores, with a warning, keywords that it does not implement.
+    """
+    spelled = json.dumps({**schema, "x-guidance": _WRITING | {"lenient": lenient}}, ensure_ascii=False)
+    return f"%json {spelled}"
 
 
 def marked(text: str, names: Mapping[str, int]) -> str:

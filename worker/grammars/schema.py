@@ -1,4 +1,4 @@
-"""Validation of JSON schemas before compilation, and the style of generated JSON. Pure.
+"""Validation of JSON schemas before compilation. Pure.
 
 llguidance refuses unknown keywords by name. It enforces some others only loosely, or at an unacceptable cost.
 Such schemas are rewritten here if that only makes them stricter, and refused otherwise. So all generated JSON
@@ -8,7 +8,6 @@ annotation in JSON Schema: those that llguidance knows are enforced, all others 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,11 +16,17 @@ from urllib.parse import quote
 
 import msgspec
 
-from worker.grammars.finite import without_endless_values
-from worker.grammars.names import with_plain_names
 from worker.grammars.numbers import EXACT_MAX, is_read_exactly, with_exact_bounds
-from worker.grammars.patterns import UNWRITTEN, check_combined, check_pattern
-from worker.grammars.references import Schema, SchemaError, entries, items, looked_up, nodes
+from worker.grammars.patterns import UNWRITTEN, check_combined, check_pattern, with_plain_names
+from worker.grammars.references import (
+    Schema,
+    SchemaError,
+    entries,
+    items,
+    looked_up,
+    nodes,
+    without_endless_values,
+)
 
 FORMATS = frozenset(
     ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid")
@@ -37,16 +42,6 @@ PATTERN_PROPERTIES_MAX = 64
 OPTIONAL_MAX = 400
 """Maximum optional properties of one object: with 500, llguidance exceeds its limits while enforcing them."""
 
-WHITE_SPACE = r"[ \t]{1,2}|\r?\n[ \t]{0,32}"
-"""White space between JSON tokens, at most once: one or two blanks, or a line break and indentation. This
-allows pretty-printing; without a bound small models fill their whole answer with line breaks."""
-
-_WRITING = {
-    "whitespace_pattern": WHITE_SPACE,
-    "coerce_one_of": False,
-    # No \\uXXXX: `"\\u0061"` equals `"a"`, which would permit duplicate keys and bypass patterns.
-    "json_allowed_escapes": 'nrbtf\\"',
-}
 _ONE = ("additionalProperties", "additionalItems", "items")
 _MANY = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _DEFINITIONS = ("$defs", "definitions")
@@ -127,14 +122,6 @@ def checked(schema: object, relaxation: Relaxation | None = None) -> Schema:
     if "pattern" not in dropped:
         check_combined(root)
     return without_endless_values(mended)
-
-
-def spelled(schema: Mapping[str, Any], *, lenient: bool = False) -> str:
-    """Serialize a schema, together with the style of generated JSON.
-
-    `lenient`: llguidance ignores, with a warning, keywords that it does not implement.
-    """
-    return json.dumps({**schema, "x-guidance": _WRITING | {"lenient": lenient}}, ensure_ascii=False)
 
 
 class _Mender:

@@ -14,9 +14,8 @@ from tokenizers import Tokenizer
 from tests.models.fixtures import model_folder
 from tests.models.tokenizer import ADDED_TOKENS, token_bytes
 from worker.grammars.compiler import Compiler
-from worker.grammars.guide import AnswerGrammar
+from worker.grammars.guide import AnswerGrammar, Markup
 from worker.grammars.tokenizer import GrammarTokenizer
-from worker.grammars.trigger import Markup
 from worker.values import Grammar, Guide
 
 TOKENS_MAX = 500

@@ -14,9 +14,8 @@ from protocol.types import StructuredOutput
 from tests.worker.grammars.sampling import Mask, Words, draw, small, wide
 from worker.grammars import guide as guides
 from worker.grammars.calls import CallForm, CallsGrammar, ToolSchema
-from worker.grammars.guide import AnswerGrammar, CallGrammar
+from worker.grammars.guide import AnswerGrammar, CallGrammar, Markup
 from worker.grammars.response_formats import grammar_of
-from worker.grammars.trigger import Markup
 from worker.output.channels import CALL, CONTENT, REASONING, Edges
 from worker.values import Grammar, Guide, GuideError
 

@@ -14,10 +14,9 @@ from tests.worker.grammars.schemas import Schema, schemas
 from worker.grammars import guide as guide_module
 from worker.grammars import jump_forward
 from worker.grammars.compiler import GrammarError
-from worker.grammars.guide import AnswerGrammar
+from worker.grammars.guide import AnswerGrammar, Markup
 from worker.grammars.jump_forward import Spacing
 from worker.grammars.response_formats import ResponseFormatError, grammar_of
-from worker.grammars.trigger import Markup
 from worker.output.channels import CALL, CONTENT, REASONING
 from worker.values import ForcedTokens, Guide
 

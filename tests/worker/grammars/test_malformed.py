@@ -16,8 +16,7 @@ from tests.worker.grammars.sampling import small
 from worker.grammars.calls import CallForm, CallsGrammar, ToolSchema
 from worker.grammars.compiler import GrammarError
 from worker.grammars.references import SchemaError
-from worker.grammars.relaxation import compile_relaxed
-from worker.grammars.response_formats import ResponseFormatError, grammar_of
+from worker.grammars.response_formats import ResponseFormatError, compile_relaxed, grammar_of
 
 KEYWORDS = [
     "$ref", "$defs", "additionalItems", "additionalProperties", "allOf", "anyOf", "const", "enum", "format",

@@ -15,10 +15,8 @@ from tests.worker.grammars.sampling import draw, small
 from tests.worker.grammars.schemas import schemas
 from tests.worker.grammars.test_schema import CHAIN, REFUSED
 from worker.grammars.compiler import GrammarError
-from worker.grammars.guide import AnswerGrammar
-from worker.grammars.relaxation import compile_relaxed
-from worker.grammars.response_formats import grammar_of
-from worker.grammars.trigger import Markup
+from worker.grammars.guide import AnswerGrammar, Markup
+from worker.grammars.response_formats import compile_relaxed, grammar_of
 
 TEXTS = {"type": "array", "items": {"type": "string"}}
 OPTIONAL = {"type": "object", "properties": {"a": {}, "b": {}}}

@@ -26,12 +26,11 @@ from worker.grammars.compiler import (
     GrammarError,
     GrammarTimeoutError,
 )
-from worker.grammars.guide import AnswerGrammar, CallGrammar
+from worker.grammars.guide import AnswerGrammar, CallGrammar, Markup
 from worker.grammars.references import SchemaError
-from worker.grammars.relaxation import compile_relaxed
+from worker.grammars.response_formats import compile_relaxed
 from worker.grammars.schema import Relaxation
 from worker.grammars.tokenizer import GrammarTokenizer
-from worker.grammars.trigger import Markup
 from worker.input.locks import acquired
 from worker.input.prompts.format import edges_of
 from worker.input.prompts.markup import (
