@@ -14,14 +14,13 @@ from protocol.common.logs import quiet_libraries
 from protocol.types import Capabilities
 from worker.input.media.multimodal_prompt import MultimodalPreparer
 from worker.input.media.preprocessing import ImagePreprocessor
-from worker.input.prompts.format import CallFormat, Format
+from worker.input.prompts.format import PROBED_TOOLS, CallFormat, Format, unread
 from worker.input.prompts.grammar_choice import GrammarCache
 from worker.input.prompts.prompt import PromptRules, TextPreparer
 from worker.input.prompts.render_bound import RenderTimeout
 from worker.input.prompts.sampling_defaults import read_defaults
 from worker.input.prompts.template import probe, template_of, unlisted_end
 from worker.input.prompts.token_bytes import token_bytes_max
-from worker.input.prompts.unread import PROBED_TOOLS, unread
 from worker.interfaces import DraftProposer, Model, ModelError, OutputProcessor, Preparer
 from worker.load.adapters import ServedAdapters
 from worker.load.config import ModelConfig

@@ -19,8 +19,7 @@ from worker.core.commands import Abort, Command, Submit, SubmitTexts
 from worker.gateway.model_thread import ModelThread
 from worker.gateway.outbox import Outbox
 from worker.gateway.requests import Requests
-from worker.input.pool import PreparerPool
-from worker.input.preparation_queue import BYTES_MAX
+from worker.input.pool import BYTES_MAX, PreparerPool
 from worker.values import NEVER, CancelToken, EngineRequest, PreparedTexts, Tokenized
 
 WAIT_S = 20.0

@@ -14,8 +14,7 @@ from protocol.errors import Code, RequestError
 from protocol.messages import Generate
 from tests.factories import engine_request, request
 from tests.system import eventually
-from worker.input.pool import PREPARE_S_MAX, THREADS, Outcome, PreparerPool
-from worker.input.preparation_queue import SHORT_COST_MAX
+from worker.input.pool import PREPARE_S_MAX, SHORT_COST_MAX, THREADS, Outcome, PreparerPool
 from worker.interfaces import Preparer
 from worker.values import NEVER, CancelToken, EngineRequest, Tokenized
 

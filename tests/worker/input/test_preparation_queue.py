@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from protocol.errors import Code, RequestError
 from protocol.types import Media, StructuredOutput, ToolCallConstraint
 from tests.factories import embed, request
-from worker.input.preparation_queue import (
+from worker.input.pool import (
     BYTES_MAX,
     COST_PER_S,
     REQUESTS_MAX,

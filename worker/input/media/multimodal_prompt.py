@@ -11,8 +11,13 @@ from protocol.conversation import Conversation
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
 from worker.input.media.images import PixelBudget
-from worker.input.media.parts import Kind, kinds_in, with_images_behind
-from worker.input.media.preprocessing import ImagePreprocessor, ProcessedImage
+from worker.input.media.preprocessing import (
+    ImagePreprocessor,
+    Kind,
+    ProcessedImage,
+    kinds_in,
+    with_images_behind,
+)
 from worker.input.prompts.boundaries import Messages
 from worker.input.prompts.completion import check_text
 from worker.input.prompts.grammar_choice import GrammarCache

@@ -14,14 +14,13 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from PIL import Image
 
 from protocol.errors import Code, RequestError
 from protocol.types import Media
 from worker.input.media.images import PixelBudget, open_image, reading, unreadable
-from worker.input.media.parts import Kind, texts_of, with_marks
 from worker.input.media.processor import Processed, Processor
 from worker.input.media.video_frames import FRAMES_A_SECOND
 from worker.input.media.videos import Video, open_video
@@ -35,6 +34,9 @@ _BEFORE, _BEHIND = "firstly", "lastly"
 _PROBE = Image.linear_gradient("L").resize((96, 64)).convert("RGB")
 
 Encode = Callable[[str], list[int]]
+
+Kind = Literal["image", "video"]
+KINDS: tuple[Kind, ...] = ("image", "video")
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,3 +290,54 @@ def _changes(placeholder: str, process: Callable[[], Processed]) -> bool:
     except TEMPLATE_ERRORS:  # upstream's processors raise these for unknown placeholders
         return False
     return bool(processed.inputs) and processed.text != placeholder
+
+
+def kinds_in(messages: Messages) -> list[Kind]:
+    """Return the kinds of a conversation's images and videos, in order."""
+    contents = [message.get("content") for message in messages]
+    types = [part.get("type") for parts in contents if isinstance(parts, list) for part in parts]
+    return [kind for kind in types if kind in KINDS]
+
+
+def texts_of(messages: Messages) -> list[str]:
+    """Return all texts of the messages."""
+    texts: list[Any] = []
+    for message in messages:
+        content = message.get("content")
+        parts = content if isinstance(content, list) else [{"text": content}]
+        texts += [part["text"] for part in parts if isinstance(part.get("text"), str)]
+    return texts
+
+
+def with_marks(render: Render, mark: str) -> Render:
+    """Adapt a template that reads contents as text: an image becomes a marker on a line of its own."""
+
+    def flatten(content: Any) -> Any:
+        if not isinstance(content, list):
+            return content
+        texts = (f"{mark}\n" if part.get("type") == "image" else part.get("text", "") for part in content)
+        return "".join(texts)
+
+    def render_flat(messages: Messages, **options: Any) -> Any:
+        flat = [{**message, "content": flatten(message.get("content"))} for message in messages]
+        return render(flat, **options)
+
+    return render_flat
+
+
+def with_images_behind(messages: Messages) -> list[Mapping[str, Any]]:
+    """Move images of tool results and answers into a user message after them. Consecutive messages of one
+    role, such as the results of one turn's calls, stay together."""
+    shown: list[Mapping[str, Any]] = []
+    images: list[Mapping[str, Any]] = []
+    for message, following in zip(messages, [*messages[1:], {}], strict=True):
+        content = message.get("content")
+        if message.get("role") != "user" and isinstance(content, list):
+            images += [part for part in content if part.get("type") in KINDS]
+            texts = [part.get("text", "") for part in content if part.get("type") not in KINDS]
+            message = {**message, "content": "".join(texts)}
+        shown.append(message)
+        if images and following.get("role") != message.get("role"):
+            shown.append({"role": "user", "content": images})
+            images = []
+    return shown

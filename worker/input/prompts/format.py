@@ -8,15 +8,19 @@ Differences from upstream's `make_text_state_machine`:
 
 If a request has tools, calls are recognized in all known formats. Within reasoning only the model's own
 format is recognized, and only if its marker is made of special tokens.
+
+Tags around the content of an answer, which some families write behind a thought, are removed if the chat
+template has them: other models write such tags because they were asked to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Literal
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from worker.input.prompts.answer_tags import answer_tags_of
+from worker.input.prompts.boundaries import Messages
 from worker.input.prompts.markup import (
     HARMONY_CALL,
     HARMONY_HEADS,
@@ -27,9 +31,12 @@ from worker.input.prompts.markup import (
     thoughts_of,
     transitions,
 )
-from worker.input.prompts.template import Render, behind_thoughts
+from worker.input.prompts.template import Render, Template, attempt, behind_thoughts, template_of
+from worker.input.prompts.wants import ANSWER, CALLED, HIDDEN, THOUGHT, TOOL, TOOL_NAME, USER, Tools
+from worker.interfaces import OutputProcessor
 from worker.output.calls.formats import LITERALS, READERS, read_harmony
 from worker.output.calls.parser import CallOpening, ToolCallParser, is_plain
+from worker.output.calls.schemas import Schema
 from worker.output.calls.source import Spelling
 from worker.output.calls.writer import CallNumbering, Reader
 from worker.output.channels import (
@@ -47,6 +54,16 @@ from worker.output.text import Vocabulary
 
 Edges = dict[str, list[tuple[str, str]]]
 """For each state, the markers that may occur in it and the states they lead to."""
+
+_KNOWN = (
+    ("<answer>", "</answer>"),  # Hunyuan
+    ("<response>", "</response>"),  # Granite 3.3, ERNIE
+)
+
+PROBED_TOOLS: dict[str, Schema] = {f"{TOOL_NAME}_0": {}}
+Kind = Literal["tool_calls", "reasoning"]
+Open = Callable[[str, bool], OutputProcessor]
+"""Opens the processor of an answer that begins in a state; with the probe's tools, or without."""
 
 
 class Format:
@@ -285,3 +302,55 @@ def _add_openings(
     if own in READERS and REASONING in edges and signed(own, names) != own:
         add(REASONING, signed(own, names), READERS[own])
     return openings
+
+
+def answer_tags_of(tokenizer: TokenizerWrapper) -> Iterator[str]:
+    """Yield the tags that the chat template knows."""
+    text = str(getattr(tokenizer, "chat_template", None) or "")
+    for start, end in _KNOWN:
+        template = template_of(tokenizer) if start in text else None
+        if template is not None and _knows(template, start, end):
+            yield from (start, end)
+
+
+def _knows(template: Template, start: str, end: str) -> bool:
+    """Return whether a template writes the tags around answers, asks for them, or cuts them off. It may have
+    them for other things, such as results of tools (MiniMax)."""
+    thinking = {"enable_thinking": True, "thinking": True}
+    tagged = attempt(template, [USER, ANSWER | {"content": f"{start}{ANSWER['content']}{end}"}])
+    is_cut = ANSWER["content"] in tagged and start not in tagged
+    return is_cut or start in attempt(template, [USER, ANSWER], options=thinking)
+
+
+def unread(template: Template, tokenizer: TokenizerWrapper, open: Open) -> list[Kind]:
+    """Return the kinds of output that clients would get as text."""
+    kinds: list[Kind] = []
+    written = not template.wants.writes_calls and TOOL_NAME in attempt(template, [USER], [TOOL])
+    if written and not _finds(template, tokenizer, open, [CALLED[0]], tools=[TOOL]):
+        kinds.append("tool_calls")
+    calling = {**CALLED[0], "reasoning_content": THOUGHT}
+    if not all(_finds(template, tokenizer, open, said) for said in ([HIDDEN], [calling, CALLED[1]])):
+        kinds.append("reasoning")
+    return kinds
+
+
+def _finds(
+    template: Template, tokenizer: TokenizerWrapper, open: Open, said: Messages, tools: Tools | None = None
+) -> bool:
+    """Return whether the call (with `tools`) or the thought of an answer is found, if it is written."""
+    rendered = attempt(template, [USER, *said], tools, opens_turn=False)
+    wanted = "value-0" if tools else THOUGHT
+    if wanted not in rendered:
+        return True
+    turns = [(rendered.rpartition(str(USER["content"]))[2], CONTENT)]
+    prompt = attempt(template, [USER], tools)
+    if prompt and rendered.startswith(prompt):
+        opening = opening_of(tokenizer, prompt, lambda: attempt(template, [USER], tools, opens_turn=False))
+        turns.append((rendered.removeprefix(prompt), opening))
+    return any(_is_read(tokenizer, open(state, bool(tools)), text, wanted) for text, state in turns)
+
+
+def _is_read(tokenizer: TokenizerWrapper, processor: OutputProcessor, text: str, wanted: str) -> bool:
+    tokens = tokenizer.encode(text, add_special_tokens=False)
+    deltas = [*map(processor.push, tokens), processor.flush(has_ended=True)]
+    return wanted not in "".join(delta.text for delta in deltas)

@@ -5,16 +5,20 @@ A `TextPreparer` and its tokenizer belong to one thread. Nothing here runs an ML
 
 from __future__ import annotations
 
+import importlib.util
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load_tokenizer
 from msgspec import UNSET
 
+from protocol.common.model_folder import read_optional
 from protocol.conversation import Conversation, unpack
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
@@ -26,8 +30,7 @@ from worker.input.prompts.boundaries import Messages, RenderedPrompt, find_bound
 from worker.input.prompts.completion import Completion, encode
 from worker.input.prompts.format import calling_of, closing_of, opening_of
 from worker.input.prompts.grammar_choice import GrammarCache, GrammarSelector, offered
-from worker.input.prompts.markup import HARMONY_HEAD, complete
-from worker.input.prompts.named import apply
+from worker.input.prompts.markup import HARMONY_HEAD, apply, complete
 from worker.input.prompts.render_bound import RenderTimeout
 from worker.input.prompts.sampling_defaults import draw_of
 from worker.input.prompts.template import (
@@ -41,7 +44,6 @@ from worker.input.prompts.template import (
     unlisted_end,
 )
 from worker.input.prompts.token_limit import TokenLimit
-from worker.input.prompts.tokenizer_settings import mended_settings
 from worker.output.channels import CONTENT, REASONING
 from worker.values import (
     NEVER,
@@ -60,6 +62,15 @@ TOKENIZE_CONTEXTS = 2
 """A tokenize-only prompt may have this many tokens, or this many times the context, whichever is more."""
 PREDICTION_CHARACTERS_PER_TOKEN = 8
 """Characters of a prediction that are used, per token of the context. The rest could hardly be output."""
+
+log = logging.getLogger(__name__)
+
+_CONFIG = "tokenizer_config.json"
+_SIDECAR = "chat_template.json"
+"""Where older processors of vision models have the chat template."""
+_TEMPLATES = ("chat_template.jinja", "additional_chat_templates")
+_MODULES = {"chat_template_type": "mlx_lm.chat_templates", "tool_parser_type": "mlx_lm.tool_parsers"}
+"""Settings that name a module of mlx-lm's; a newer one may have more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,3 +364,25 @@ def added_tokens(tokenizer: TokenizerWrapper) -> dict[int, str]:
         return {token: str(added) for token, added in tokenizer.added_tokens_decoder.items()}
     except NotImplementedError:
         return {}
+
+
+def mended_settings(folder: Path) -> dict[str, Any]:
+    """Return settings that replace those of a folder's tokenizer_config.json; empty for most folders."""
+    settings = read_optional(folder / _CONFIG)
+    mended: dict[str, Any] = {}
+    for key, package in _MODULES.items():
+        name = settings.get(key)
+        if name is not None and not _is_module(package, name):
+            log.warning("%s: %s is ignored: this mlx-lm has no %r", folder / _CONFIG, key, name)
+            mended[key] = None
+    if not settings.get("chat_template") and not any((folder / each).exists() for each in _TEMPLATES):
+        template = read_optional(folder / _SIDECAR).get("chat_template")
+        if isinstance(template, str) and template:
+            mended["chat_template"] = template
+    return mended
+
+
+def _is_module(package: str, name: object) -> bool:
+    if not isinstance(name, str) or not name.isidentifier():
+        return False
+    return importlib.util.find_spec(f"{package}.{name}") is not None

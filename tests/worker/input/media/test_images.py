@@ -17,8 +17,7 @@ from protocol.types import Media
 from tests.images import animation, bomb, picture, png_header
 from tests.worker.image_questions import encoded
 from worker.input.media import images
-from worker.input.media.containers import without_metadata
-from worker.input.media.images import open_image
+from worker.input.media.images import open_image, without_metadata
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from worker.input.media.parts import kinds_in, texts_of, with_images_behind, with_marks
+from worker.input.media.preprocessing import kinds_in, texts_of, with_images_behind, with_marks
 
 IMAGE, VIDEO = {"type": "image"}, {"type": "video"}
 

@@ -10,7 +10,7 @@ import pytest
 from protocol.errors import Code, RequestError
 from tests.factories import request
 from tests.models.infill import QWEN, infill_folder
-from worker.input.prompts.infill import infilling_of
+from worker.input.prompts.completion import infilling_of
 from worker.input.prompts.prompt import PromptRules, TextPreparer, open_tokenizer
 from worker.values import EngineRequest, SamplingParams
 

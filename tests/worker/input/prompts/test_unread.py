@@ -11,9 +11,9 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from protocol.settings.parsers import CallParser, NamedParsers, ReasoningParser
 from tests.worker.input.prompts.test_format import TURNS, prepare, with_template
 from tests.worker.input.prompts.test_markup import answer, tokenizer_with
-from worker.input.prompts.named import _KINDS, apply
+from worker.input.prompts.format import unread
+from worker.input.prompts.markup import _KINDS, apply
 from worker.input.prompts.template import template_of
-from worker.input.prompts.unread import unread
 from worker.input.prompts.wants import differences
 from worker.load.text import OutputProcessors
 from worker.output.channels import CONTENT, REASONING

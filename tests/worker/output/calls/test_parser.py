@@ -18,7 +18,7 @@ from tests.worker.output.calls.parsed_answers import (
     named,
     only_call,
 )
-from worker.output.calls.objects import UNDECIDED_CHARACTERS_MAX
+from worker.output.calls.formats import UNDECIDED_CHARACTERS_MAX
 from worker.output.calls.tagged import HEAD_CHARACTERS_MAX
 from worker.output.calls.writer import CallNumbering, namer_of
 from worker.output.channels import CONTENT

@@ -15,7 +15,7 @@ from tests.worker.output.calls.test_formats import THOUGHTS, check_unfinished, c
 from tests.worker.output.calls.written import WORDS, nested, texts
 from worker.output.calls.formats import READERS
 from worker.output.calls.literals import LOOSE_JSON, transcode
-from worker.output.calls.repairs import REPEATS_MAX, closing_of
+from worker.output.calls.parser import REPEATS_MAX, closing_of
 from worker.output.calls.source import CLOSINGS
 
 TOOLS: dict[str, Any] = {"get": {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}}
