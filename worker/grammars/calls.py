@@ -20,6 +20,7 @@ from llguidance import regex_to_lark
 from worker.grammars import lark
 from worker.grammars.references import Schema, SchemaError, resolved, within
 from worker.grammars.schema import Relaxation, checked
+from worker.output.calls.tagged import ARG_KEY, ATEM, FUNCTION, INVOKE, LONGCAT, PARAM, Tags
 
 MORE_CALLS_MAX = 31
 """Maximum number of calls after the first: a small model might continue forever."""
@@ -48,65 +49,59 @@ _EDGES = r"\S|\S(?s:.)*\S"
 
 @dataclass(frozen=True, slots=True)
 class MarkupStyle:
-    """Markers of one format around a call's arguments, an argument's name, and its value.
+    """How a model writes the tags of its format around a call's arguments, an argument's name, and its value.
 
-    `{}`: the tool's name. `never`: texts that no string may contain. `trims`: the parser strips white space
-    around strings. `quotes`: strings are JSON too, because the parser infers the type of bare values.
+    `tags`: those that the reader of calls searches for. `ends`: other texts that no string may contain.
+    `breaks`: a line break follows the head of a call, and each value. `is_begun`: the marker of calls is the
+    opening tag up to the name. `trims`: the parser strips white space around strings. `quotes`: strings are
+    JSON too, because the parser infers the type of bare values.
     """
 
-    call: tuple[str, str]
-    key: tuple[str, str]
-    value: tuple[str, str] = ("", "")
-    never: tuple[str, ...] = ()
+    tags: Tags
+    ends: tuple[str, ...] = ()
+    breaks: bool = True
+    is_begun: bool = False
     trims: bool = True
     quotes: bool = False
 
+    @property
+    def key(self) -> tuple[str, str]:
+        tags = self.tags
+        if not tags.opening:
+            return tags.key, tags.key_end
+        return (
+            (f"{tags.key}=", f"{tags.key_end}\n")
+            if tags.lines
+            else (f'{tags.key} name="', f'"{tags.key_end}')
+        )
+
+    @property
+    def value(self) -> tuple[str, str]:
+        return self.tags.value, "\n" * self.tags.lines + self.tags.value_end + "\n" * self.breaks
+
+    @property
+    def never(self) -> tuple[str, ...]:
+        return (self.tags.value_end, self.tags.end, *self.ends)
+
     def around(self, name: str) -> tuple[str, str]:
         """Return the texts before and after a call's arguments."""
-        return self.call[0].replace("{}", name), self.call[1]
+        tags = self.tags
+        if not tags.opening:
+            return name, ""
+        named = name if tags.lines else f'"{name}"' if tags.opening.endswith("=") else f' name="{name}"'
+        head = f"{named}{tags.key_end}" + "\n" * self.breaks
+        return (head, "") if self.is_begun else (tags.opening + head, tags.end)
 
 
-def _tagged(prefix: str) -> MarkupStyle:
-    key, value, call = (f"{prefix}{part}" for part in ("arg_key", "arg_value", "tool_call"))
-    return MarkupStyle(
-        call=("{}", ""),
-        key=(f"<{key}>", f"</{key}>"),
-        value=(f"<{value}>", f"</{value}>"),
-        never=(f"</{value}>", f"</{call}>"),
-    )
-
-
-_GLM = _tagged("")
+_GLM = MarkupStyle(ARG_KEY, breaks=False)
 STYLES: Mapping[str, MarkupStyle] = {
-    "qwen3_coder": MarkupStyle(
-        call=("<function={}>\n", "</function>"),
-        key=("<parameter=", ">\n"),
-        value=("", "\n</parameter>\n"),
-        never=("</parameter>", "</function>", "</tool_call>"),
-        trims=False,
-    ),
-    "minimax_m2": MarkupStyle(
-        call=('<invoke name="{}">\n', "</invoke>"),
-        key=('<parameter name="', '">'),
-        value=("", "</parameter>\n"),
-        never=("</parameter>", "</invoke>", "</minimax:tool_call>"),
-    ),
-    "minicpm5": MarkupStyle(
-        call=('"{}">', ""),
-        key=('<param name="', '">'),
-        value=("", "</param>"),
-        never=("</param>", "</function>", "<param "),
-    ),
-    "muse_spark": MarkupStyle(
-        call=('<atem:invoke name="{}">\n', "</atem:invoke>"),
-        key=('<atem:parameter name="', '">'),
-        value=("", "</atem:parameter>\n"),
-        never=("</atem:",),
-        quotes=True,
-    ),
+    "qwen3_coder": MarkupStyle(FUNCTION, ("</tool_call>",), trims=False),
+    "minimax_m2": MarkupStyle(INVOKE, ("</minimax:tool_call>",)),
+    "minicpm5": MarkupStyle(PARAM, ("<param ",), breaks=False, is_begun=True),
+    "muse_spark": MarkupStyle(ATEM, ("</atem:",), quotes=True),
     "glm47": _GLM,
     "laguna": _GLM,
-    "longcat": _tagged("longcat_"),
+    "longcat": MarkupStyle(LONGCAT, breaks=False),
 }
 
 
