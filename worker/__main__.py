@@ -135,9 +135,22 @@ def _serve(
 
 
 def _look_ahead() -> None:
-    from worker.load.prewarm import look_ahead
+    """Open the embedded model's tokenizer and processor, which import many modules, and initialize the
+    device. The results are discarded."""
+    import mlx.core as mx
+    from mlx_vlm.utils import get_model_and_args
 
-    look_ahead()
+    from protocol.common.model_folder import POCKET
+    from worker.input.media.processor import load_processor
+    from worker.input.prompts.prompt import open_tokenizer
+    from worker.load.config import read_config
+    from worker.pocket import MODEL_PATH
+
+    open_tokenizer(MODEL_PATH, ())
+    architecture = read_config(MODEL_PATH, POCKET).architecture
+    get_model_and_args({"model_type": architecture})  # registers the processor
+    load_processor(MODEL_PATH)
+    logging.getLogger(__name__).debug("%s", mx.default_device())
     gc_heap.freeze()  # so that there is less to scan when the model is loaded
 
 

@@ -1,18 +1,23 @@
-"""The model's config.json, read before anything heavy is imported or loaded."""
+"""The model's config.json, read before anything heavy is imported or loaded, the task that it says the model
+is for, and the code that it names, which is never run."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from protocol.common.error_text import describe_os_error
 from protocol.common.model_folder import read_optional, why_no_config
-from protocol.task_detection import ENCODERS
+from protocol.task_detection import ENCODERS, suggested_task, supported_tasks
+from protocol.tasks import Task
 from worker.interfaces import ModelError
+
+log = logging.getLogger(__name__)
 
 CONTEXT_FALLBACK_TOKENS = 8192
 """Context length of a model whose config has no limit, such as a recurrent one."""
@@ -37,6 +42,7 @@ _MODULE = re.compile(r"[\w-]+")
 """File name of a module in mlx-lm's models folder; `lfm2-vl` is not an identifier."""
 
 Kind = Literal["text", "vision"]
+_VERBS: dict[Task, str] = {"generate": "generate text", "embed": "embed texts", "rerank": "rank documents"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +119,40 @@ def _is_module(package: str, module: str) -> bool:
         _MODULE.fullmatch(module) is not None
         and importlib.util.find_spec(f"{package}.models.{module}") is not None
     )
+
+
+def find_task(folder: Path, config: ModelConfig, name: str, asked: Task | None) -> Task:
+    """Return the task. `name`: the model's original name. `asked`: overrides the detection.
+
+    Raises `ModelError` if the model cannot do that task.
+    """
+    able = supported_tasks(config.architecture, config.architectures)
+    if asked is None:
+        told = suggested_task(folder, name)
+        if told and told not in able:
+            log.warning("%s: seems to be made to %s, which is not supported", name, _VERBS[told])
+        return told if told in able else able[0]
+    if asked not in able:
+        message = f"{name}: a model of the architecture {config.architecture!r} cannot {_VERBS[asked]} here."
+        raise ModelError(message)
+    return asked
+
+
+def forbid_remote_code() -> None:
+    """Make transformers refuse to run, or even to copy, code of any model in this process.
+
+    A config names Python files that come with its model under `auto_map`. Some processors of mlx-vlm run
+    them without asking, for the model's folder or for a repository of their own. A model that needs its code
+    is not served, or only for text.
+    """
+    from transformers import dynamic_module_utils
+
+    for name in ("get_cached_module_file", "get_class_in_module"):
+        setattr(dynamic_module_utils, name, _refuse)
+
+
+def _refuse(*given: Any, **options: Any) -> NoReturn:
+    raise ModelError("its files ask to run code of their own (auto_map), which is never done.")
 
 
 def _read_object(file: Path, name: str) -> dict[str, Any]:

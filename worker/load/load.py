@@ -21,23 +21,20 @@ from protocol.common.model_folder import name_of, original_name
 from protocol.tasks import Task
 from protocol.types import ExpertStatus, Resources
 from worker.interfaces import AdapterError, DraftProposer, EmbeddingModel, Model, ModelError, Progress
-from worker.load.config import ModelConfig, inspect_folder, reads
+from worker.load.config import ModelConfig, find_task, forbid_remote_code, inspect_folder, reads
 from worker.load.device import MemoryFit, prepare_device
 from worker.load.drafters.draft_model import DraftModel, find_draft, load_draft
 from worker.load.explain import describe, explain, explain_blindness, raise_if_transient
-from worker.load.fingerprint import fingerprint, lossy
 from worker.load.options import LoadOptions
 from worker.load.probe_results import ProbeResults, key_of
-from worker.load.remote_code import forbid_remote_code
-from worker.load.source import bytes_of, find_folder, weight_files
-from worker.load.tasks import find_task
+from worker.load.source import bytes_of, find_folder, fingerprint, lossy, weight_files
 from worker.load.weights import evaluate, load_weights, position_cost, warm_up
 from worker.process.startup_timer import StartupTimer
 from worker.values import ModelInfo
 
 if TYPE_CHECKING:
     from worker.input.media.preprocessing import ImagePreprocessor
-    from worker.load.tokenizers import Tokenizers
+    from worker.load.text import Tokenizers
     from worker.load.weights import Open
     from worker.runner.vision import VisionNetwork
 
@@ -153,7 +150,7 @@ class ModelLoader:
             return None, explain(error, files.config)
 
     def _generating(self, files: _Files) -> Model:
-        from worker.load.tokenizers import Tokenizers
+        from worker.load.text import Tokenizers
 
         self._timer.lap("imports")
         options, config = self._options, files.config

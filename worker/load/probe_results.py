@@ -18,7 +18,7 @@ from typing import TypeVar
 import mlx.core as mx
 import msgspec
 
-from worker.load.fingerprint import fingerprint
+from worker.load.source import fingerprint
 
 log = logging.getLogger(__name__)
 

@@ -1,11 +1,13 @@
-"""Find a model's files: the embedded model, a folder, or a Hugging Face repository (downloaded if absent)."""
+"""Find a model's files: the embedded model, a folder, or a Hugging Face repository (downloaded if absent).
+Their fingerprint identifies the model."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +24,15 @@ from protocol.common.model_folder import (
     why_no_weights,
 )
 from worker.interfaces import ModelError
+from worker.values import ModelInfo
 
 log = logging.getLogger(__name__)
 
 REACH = "Check the network, set HF_ENDPOINT to a mirror, or give a folder."
 """Advice for when the hub cannot be reached."""
+
+SAMPLE_BYTES = 4096
+"""Bytes that a fingerprint reads in the middle of each tensor."""
 
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d+)-of-(?P<count>\d{1,5})\.safetensors")
 """Name of one file of a model in several."""
@@ -106,6 +112,42 @@ def _gaps(files: set[str]) -> set[str]:
 def bytes_of(files: Sequence[Path]) -> int:
     """Return the total size of files."""
     return sum(file.stat().st_size for file in files)
+
+
+def fingerprint(config: Path, weights: Iterable[Path], versions: Mapping[str, str]) -> str:
+    """Return 32 hexadecimal digits that distinguish models whose stored caches must never be mixed up.
+    `versions`: of the libraries that determine the layout of caches.
+
+    It covers the weights, their quantization and how they are run. Tokenizer and chat template are left out,
+    because stored prefixes are keyed by tokens. Weights are identified by the headers of their files and a
+    sample of every tensor: reading all bytes would take as long as loading the model, and samples of a file
+    would miss a fine-tune that has changed some tensors only.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(repr(sorted(versions.items())).encode())
+    digest.update(config.read_bytes())
+    for file in sorted(weights):
+        digest.update(f"\0{file.name}\0{file.stat().st_size}\0".encode())
+        with file.open("rb") as opened:
+            header = opened.read(int.from_bytes(opened.read(8), "little"))
+            digest.update(header)
+            for middle in _middles(header):
+                opened.seek(middle)
+                digest.update(opened.read(SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+def lossy(facts: ModelInfo) -> dict[str, str]:
+    """Return the settings that change what a model answers and what its caches contain; empty: none."""
+    kv = facts.kv_quantization
+    return {} if kv is None else {"kv": f"{kv.bits} {kv.group_size}"}
+
+
+def _middles(header: bytes) -> list[int]:
+    """Return where to read in a safetensors file with this header, in order."""
+    entries = [entry for name, entry in json.loads(header).items() if name != "__metadata__"]
+    spans = sorted((first, last) for first, last in (entry["data_offsets"] for entry in entries))
+    return [8 + len(header) + max(first, (first + last - SAMPLE_BYTES) // 2) for first, last in spans]
 
 
 def tensor_sizes(files: Sequence[Path]) -> list[int]:

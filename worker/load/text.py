@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import mlx.nn as nn
@@ -11,12 +13,14 @@ from mlx_lm.utils import get_total_parameters
 from msgspec.structs import replace
 
 from protocol.common.logs import quiet_libraries
+from protocol.settings.parsers import RECOGNIZED, NamedParsers
 from protocol.types import Capabilities
+from worker.input.locks import OPEN_S_MAX
 from worker.input.media.multimodal_prompt import MultimodalPreparer
 from worker.input.media.preprocessing import ImagePreprocessor
 from worker.input.prompts.format import PROBED_TOOLS, CallFormat, Format, unread
 from worker.input.prompts.grammar_choice import GrammarCache
-from worker.input.prompts.prompt import PromptRules, TextPreparer
+from worker.input.prompts.prompt import PromptRules, TextPreparer, open_tokenizer
 from worker.input.prompts.render_bound import RenderTimeout
 from worker.input.prompts.sampling_defaults import read_defaults
 from worker.input.prompts.template import probe, template_of, unlisted_end
@@ -24,7 +28,6 @@ from worker.input.prompts.token_bytes import token_bytes_max
 from worker.interfaces import DraftProposer, Model, ModelError, OutputProcessor, Preparer
 from worker.load.adapters import ServedAdapters
 from worker.load.config import ModelConfig
-from worker.load.tokenizers import Tokenizers
 from worker.output.calls.writer import CallNumbering, namer_of
 from worker.output.channels import ChannelProcessor
 from worker.output.text import TextProcessor, Vocabulary
@@ -34,6 +37,37 @@ from worker.runner.sampling.sampler import Agree
 from worker.values import EngineRequest, KVQuantization, ModelInfo, SamplingParams
 
 log = logging.getLogger(__name__)
+
+
+class Tokenizers:
+    """Pool of a model's tokenizers, opened while its weights load: each thread needs its own, and each is
+    handed out once. `take` may be called on any thread."""
+
+    def __init__(
+        self, folder: Path, config: ModelConfig, prefetch: int = 0, parsers: NamedParsers = RECOGNIZED
+    ) -> None:
+        """`prefetch`: number of tokenizers to open now, one after another, on a separate thread."""
+        self._folder, self._config, self._parsers = folder, config, parsers
+        self._opened: deque[Future[TokenizerWrapper]] = deque()
+        if prefetch:
+            executor = ThreadPoolExecutor(1, thread_name_prefix="tokenizers")
+            self._opened.extend(executor.submit(self._open) for _ in range(prefetch))
+            executor.shutdown(wait=False)
+
+    def take(self) -> TokenizerWrapper:
+        """Return a prefetched tokenizer, or open a new one. Raises what upstream raises, or `TimeoutError` if
+        a prefetched one is not open within `OPEN_S_MAX` seconds."""
+        try:
+            future = self._opened.popleft()
+        except IndexError:
+            return self._open()
+        try:
+            return future.result(OPEN_S_MAX)
+        except TimeoutError:
+            raise TimeoutError(f"the tokenizer was not opened within {OPEN_S_MAX:g} s") from None
+
+    def _open(self) -> TokenizerWrapper:
+        return open_tokenizer(self._folder, self._config.end_tokens, self._parsers)
 
 
 def build_text_model(

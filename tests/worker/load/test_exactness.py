@@ -16,7 +16,7 @@ from mlx_lm.utils import load_model
 from protocol.types import PassCheck
 from tests.models.fixtures import model_folder
 from worker.interfaces import ModelError
-from worker.load import chip, exactness
+from worker.load import exactness
 from worker.load.exactness import CHECKS, UNMEASURED, ExactnessResults, measure
 from worker.runner.kv.capability_probe import BatchCapabilities
 from worker.runner.runner import BatchEngine
@@ -163,10 +163,10 @@ def test_a_model_that_cannot_be_measured_is_named(tmp_path: Path, monkeypatch: p
 
 def test_wrong_products_of_a_chip_are_named_with_what_avoids_them() -> None:
     def found(dtype: mx.Dtype, change: Callable[[mx.array], mx.array], bits: int | None = None) -> str:
-        def multiply(left: mx.array, weights: chip.Weights, bits: int | None) -> mx.array:
-            return change(chip.multiply(left, weights, bits))
+        def multiply(left: mx.array, weights: exactness.Weights, bits: int | None) -> mx.array:
+            return change(exactness.multiply(left, weights, bits))
 
-        return chip.compare(dtype, bits, multiply, (8, 256, 480))
+        return exactness.compare(dtype, bits, multiply, (8, 256, 480))
 
     for dtype in (mx.float32, mx.bfloat16, mx.float16):
         assert found(dtype, lambda product: product) == ""
@@ -177,4 +177,4 @@ def test_wrong_products_of_a_chip_are_named_with_what_avoids_them() -> None:
     assert "4-bit" in found(mx.float16, lambda product: product * float("nan"), bits=4)
     coarse = found(mx.float32, lambda product: product.astype(mx.bfloat16))
     assert "MLX_ENABLE_TF32=0" in coarse
-    assert chip.wrong_results(mx.bfloat16, None) == []
+    assert exactness.wrong_results(mx.bfloat16, None) == []

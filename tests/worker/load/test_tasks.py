@@ -10,8 +10,7 @@ import pytest
 from protocol.task_detection import detect_task
 from protocol.tasks import Task
 from worker.interfaces import ModelError
-from worker.load.config import ModelConfig
-from worker.load.tasks import find_task
+from worker.load.config import ModelConfig, find_task
 
 
 def config(architecture: str, *classes: str) -> ModelConfig:

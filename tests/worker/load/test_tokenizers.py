@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.models.fixtures import model_folder
-from worker.load import tokenizers as module
+from worker.load import text as module
 from worker.load.config import read_config
-from worker.load.tokenizers import Tokenizers
+from worker.load.text import Tokenizers
 
 WAIT_S = 10.0
 

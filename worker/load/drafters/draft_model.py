@@ -92,7 +92,7 @@ def load_draft(
     """Load the draft model and warm it up. `config`: of the draft model. `weight_bytes`, `tokenizer`: of the
     target model. `results`: of probes. Raises `ModelError`, or what upstream raises."""
     from worker.load.capabilities import capabilities_of
-    from worker.load.tokenizers import Tokenizers
+    from worker.load.text import Tokenizers
     from worker.load.weights import load_weights
     from worker.runner.drafters.draft_model import DraftModelProposer
 

@@ -15,21 +15,18 @@ from typing import TYPE_CHECKING
 from protocol.common.model_folder import name_of, original_name
 from protocol.types import Resources
 from worker.interfaces import Engine, InsufficientMemoryError, Model, ModelError, Progress
-from worker.load.config import ModelConfig, inspect_folder, reads
+from worker.load.config import ModelConfig, find_task, forbid_remote_code, inspect_folder, reads
 from worker.load.device import MemoryFit, prepare_device
 from worker.load.explain import describe, explain, raise_if_transient
-from worker.load.fingerprint import fingerprint, lossy
 from worker.load.load import TOKENIZERS
 from worker.load.options import LoadOptions
-from worker.load.remote_code import forbid_remote_code
 from worker.load.sharded.parallelism import ShardGroup, ShardNetwork, weight_bytes
-from worker.load.source import find_folder, weight_files
-from worker.load.tasks import find_task
+from worker.load.source import find_folder, fingerprint, lossy, weight_files
 from worker.load.weights import evaluate, position_cost, warm_up
 from worker.process.startup_timer import StartupTimer
 
 if TYPE_CHECKING:
-    from worker.load.tokenizers import Tokenizers
+    from worker.load.text import Tokenizers
     from worker.runner.kv.capability_probe import BatchCapabilities
 
 log = logging.getLogger(__name__)
@@ -95,7 +92,7 @@ class ShardLoader:
 
     @cached_property
     def _tokenizers(self) -> Tokenizers:
-        from worker.load.tokenizers import Tokenizers
+        from worker.load.text import Tokenizers
 
         return Tokenizers(self._folder, self._config, TOKENIZERS, self._options.parsers)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from worker.load.fingerprint import fingerprint
+from worker.load.source import fingerprint
 
 SIZES = {
     "embed": 300_000,
