@@ -10,11 +10,13 @@ import argparse
 import inspect
 import json
 import logging
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
+from types import CodeType, FunctionType
 from typing import Any
 
 import msgspec
@@ -35,6 +37,10 @@ from worker.pocket import MODEL_PATH
 from worker.process.preload import preload_openblas
 from worker.runner.kv.capability_probe import probe_capabilities
 
+_UPSTREAM = ("mlx_lm.models", "mlx_vlm.models")
+_BY_DEVICE = {"metal_kernel", "is_available", "default_device"}
+_COMPILED = "_gc_func"
+"""What `mx.compile` returns, which shows nothing of its function."""
 _BY_NUMBERS = ("logits change by", "too far to be probed")
 """Words of reasons that hang on a model's numbers."""
 
@@ -73,19 +79,38 @@ def _opened(folder: Path, *, sees: bool) -> tuple[Any, Open]:
 
 
 def has_kernels(network: Any) -> bool:
-    """Return whether the modules of upstream that a network is made of, or what these import, have kernels
-    for a GPU."""
+    """Return whether what a network's modules run, as far as it is upstream's, chooses by the device or
+    refers to a kernel."""
     whole = getattr(network, "whole", None)
     modules = (network if whole is None else whole.language_model).modules()
-    names = {type(module).__module__ for module in modules}
-    names |= {
-        str(value.__module__)
-        for name in names
-        for value in vars(sys.modules[name]).values()
-        if inspect.isroutine(value) or inspect.isclass(value)
-    }
-    upstream = (sys.modules[name] for name in names if name.startswith(("mlx_lm.models", "mlx_vlm.models")))
-    return any("metal_kernel" in inspect.getsource(module) for module in upstream)
+    waiting: list[Any] = [kind for module in modules for kind in type(module).__mro__]
+    seen: set[int] = set()
+    while waiting:
+        part = inspect.unwrap(waiting.pop())
+        if id(part) in seen or not str(getattr(part, "__module__", "")).startswith(_UPSTREAM):
+            continue
+        seen.add(id(part))
+        if inspect.isclass(part):
+            waiting += [each for each in vars(part).values() if inspect.isroutine(each)]
+        elif isinstance(part, FunctionType):
+            names = set(_names(part.__code__))
+            used = names & set(part.__globals__)
+            if names & _BY_DEVICE or any(re.search("kernel|metal", name.lower()) for name in used):
+                return True
+            waiting += [part.__globals__[name] for name in used]
+        elif type(part).__name__ == _COMPILED and "metal_kernel" in inspect.getsource(
+            sys.modules[part.__module__]
+        ):
+            return True
+    return False
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Yield the names that a function refers to, with those of its inner ones."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
 
 
 def probed(names: list[str]) -> Iterator[tuple[str, FamilyVerdict]]:
