@@ -21,7 +21,7 @@ from protocol.settings.job_status import status_for_manager
 from protocol.settings.worker import WorkerSettings
 from protocol.types import Resources
 from worker.interfaces import InsufficientMemoryError, Loader, ModelError
-from worker.process import command_buffers, file_limit, kernel_folder, spare
+from worker.process import environment, spare
 from worker.process.preload import preload_openblas
 from worker.process.startup_timer import StartupTimer
 from worker.ranks import rank_info
@@ -65,9 +65,9 @@ def main() -> int:
     logs.setup(name, configured.log_format, configured.log_level)
     # May re-execute this process, so it comes before following the lifeline and importing MLX.
     preload_openblas(sys.argv)
-    command_buffers.raise_limits(os.environ)
-    file_limit.import_upstream()
-    kernel_folder.protect()
+    environment.raise_buffer_limits(os.environ)
+    environment.import_upstream()
+    environment.protect_kernels()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _end)  # until the service handles it
     lifeline.follow_parent()

@@ -16,7 +16,7 @@ from protocol.settings import reader as settings
 from protocol.settings.worker import WorkerSettings
 from protocol.types import ContextFit, ModelReport
 from worker.interfaces import EmbeddingModel, InsufficientMemoryError, Model, ModelError
-from worker.process import file_limit, kernel_folder
+from worker.process import environment
 from worker.process.preload import preload_openblas
 
 
@@ -29,8 +29,8 @@ def main() -> int:
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     logs.setup("exactness", "text", "error")
     preload_openblas(sys.argv)
-    file_limit.import_upstream()
-    kernel_folder.protect()
+    environment.import_upstream()
+    environment.protect_kernels()
     try:
         loaded = _load(configured)
     except (ModelError, InsufficientMemoryError) as error:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from protocol import channel, lifeline
-from worker.process import command_buffers, file_limit
+from worker.process import environment
 from worker.process.preload import preload_openblas
 
 _LOWER = 10
@@ -51,10 +51,10 @@ def settings_document(imports: Sequence[str], look_ahead: Callable[[], None] = l
 
 def _prepare(imports: Sequence[str], look_ahead: Callable[[], None]) -> None:
     del os.environ[channel.SPARE]
-    command_buffers.raise_limits(os.environ)
+    environment.raise_buffer_limits(os.environ)
     lifeline.follow_parent()
     with ThreadPoolExecutor(1, initializer=_step_back) as aside:
-        aside.submit(file_limit.import_upstream).result()
+        aside.submit(environment.import_upstream).result()
         aside.submit(_import, imports).result()
     look_ahead()
 

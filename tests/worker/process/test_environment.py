@@ -1,4 +1,5 @@
-"""MLX's folder of compiled kernels is used only if no other user can write to it."""
+"""Metal's command buffers are larger on the chips where that is faster, and MLX's folder of compiled kernels
+is used only if no other user can write to it."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from protocol.common import temporary_folder
-from worker.process import kernel_folder
+from worker.process import environment
+from worker.process.environment import LIMITS, MEGABYTES, OPERATIONS, raise_buffer_limits
 
 
 @pytest.fixture(autouse=True)
@@ -24,10 +26,10 @@ def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_the_folder_is_made_before_another_user_can(parent: Path) -> None:
-    kernel_folder.protect()
+    environment.protect_kernels()
     assert stat.S_IMODE((parent / "mlx").stat().st_mode) == 0o700
     assert os.environ["TMPDIR"] == str(parent)
-    kernel_folder.protect()
+    environment.protect_kernels()
     assert os.environ["TMPDIR"] == str(parent)
 
 
@@ -41,8 +43,24 @@ def test_another_folder_is_used_if_others_prepared_this_one(kind: str, parent: P
         folder.chmod(0o777)
     else:
         folder.symlink_to(parent)
-    kernel_folder.protect()
+    environment.protect_kernels()
     used = Path(os.environ["TMPDIR"])
     assert used.parent == parent
     assert stat.S_IMODE(used.stat().st_mode) == 0o700
     assert tempfile.gettempdir() == str(parent)
+
+
+@pytest.mark.parametrize(
+    ("chip", "raised"),
+    [("Apple M1", True), ("Apple M4 Pro", True), ("Apple M5", False), ("Apple M10", False), ("", False)],
+)
+def test_limits_are_raised_up_to_m4(chip: str, raised: bool) -> None:
+    environ: dict[str, str] = {}
+    raise_buffer_limits(environ, chip)
+    assert environ == (LIMITS if raised else {})
+
+
+def test_a_limit_of_the_user_stays() -> None:
+    environ = {OPERATIONS: "77"}
+    raise_buffer_limits(environ, "Apple M2")
+    assert environ == {OPERATIONS: "77", MEGABYTES: LIMITS[MEGABYTES]}
