@@ -162,6 +162,7 @@ _OWN: dict[str, Config] = {
     "qwen3_5": nesting("qwen3_5", of("qwen3_5_text", num_experts=0, **_DELTA)),
     "qwen3_5_moe": nesting("qwen3_5_moe", of("qwen3_5_moe_text", **_DELTA)),
     "qwen3_vl_moe": nesting("qwen3_vl_moe", of("qwen3_moe")),
+    "smollm3": of("smollm3", no_rope_layers=[1, 0]),
     "solar_open": of("solar_open", rope_scaling=None),
     "spark2_5": of("spark2_5", hidden_act="gelu", rope_parameters=_BY_LAYER),
 }

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from mlx_lm.utils import _get_classes
 
 from protocol.common.model_folder import POCKET
 from tests.capabilities import is_numeric, probe
@@ -70,6 +71,41 @@ def test_scaled_positions_are_known_as_plain_ones_and_a_probe_agrees(
     monkeypatch.setattr(capabilities, "look_up", lambda network: None)
     found = capabilities_of(folder, network, weight_files(folder, "llama"), ProbeResults(None))
     assert replace(found, sparse=ALL.sparse) == ALL
+
+
+_SIZES = {
+    "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_hidden_layers": 4,
+    "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "tie_word_embeddings": False,
+    "vocab_size": 128,
+}  # fmt: skip
+_YARN = {"factor": 4.0, "original_max_position_embeddings": 4096, "rope_type": "yarn"}
+_LONG = {"long_factor": [2.0] * 6, "short_factor": [1.0] * 6, "type": "longrope"}
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "Mistral 7B": {"model_type": "mistral", "sliding_window": 4096},
+    "Qwen2.5": {
+        "max_window_layers": 28, "model_type": "qwen2", "sliding_window": 131072, "use_sliding_window": False,
+    },
+    "Phi-4 mini": {
+        "model_type": "phi3", "original_max_position_embeddings": 4096, "partial_rotary_factor": 0.75,
+        "rope_scaling": _LONG, "sliding_window": 262144, "tie_word_embeddings": True,
+    },
+    "gpt-oss": {
+        "head_dim": 32, "layer_types": ["sliding_attention", "full_attention"] * 2, "model_type": "gpt_oss",
+        "num_experts_per_tok": 2, "num_local_experts": 4, "rope_scaling": _YARN, "sliding_window": 128,
+    },
+    "Qwen3 30B-A3B": {
+        "decoder_sparse_step": 1, "head_dim": 32, "mlp_only_layers": [], "model_type": "qwen3_moe",
+        "moe_intermediate_size": 32, "norm_topk_prob": True, "num_experts": 8, "num_experts_per_tok": 2,
+    },
+    "SmolLM3": {"model_type": "smollm3", "no_rope_layer_interval": 4},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("config", PUBLISHED.values(), ids=PUBLISHED)
+def test_models_with_the_layers_of_published_ones_are_known(config: dict[str, Any]) -> None:
+    model, arguments = _get_classes(config)
+    network = model(arguments.from_dict(_SIZES | {"max_position_embeddings": 131072} | config))
+    assert look_up(network) == ALL
 
 
 def test_what_the_table_does_not_know_is_probed_and_kept(
