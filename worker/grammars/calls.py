@@ -5,6 +5,7 @@ cannot be expressed as a grammar, uses the Hermes format: `<tool_call>` with JSO
 
 In formats with a marker for each argument, such as XML tags, strings are written verbatim up to their end
 marker, all other values as JSON. An argument that may be a string or another type, except null, is JSON too.
+The types are those by which the call is read (`worker.output.calls.schemas`).
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from llguidance import regex_to_lark
-
 from worker.grammars import lark
-from worker.grammars.references import Schema, SchemaError, resolved, within
+from worker.grammars.patterns import searched
+from worker.grammars.references import Schema, SchemaError, entries, items, looked_up, resolved, within
 from worker.grammars.schema import Relaxation, checked
+from worker.output.calls.schemas import DEPTH_MAX, kinds_in, kinds_of
 from worker.output.calls.tagged import ARG_KEY, ATEM, FUNCTION, INVOKE, LONGCAT, PARAM, Tags
 
 MORE_CALLS_MAX = 31
@@ -40,11 +41,15 @@ Spacing = Callable[[str, str, str], str]
 
 _KNOWN = {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "strict"}
 _SAID = {"title", "description", "$schema", "$id", "$comment", "examples", "default", "$anchor"}
-_OF_STRINGS = {"type", "enum", "const", "pattern", "minLength", "maxLength", "format"} | _SAID
+_OF_STRINGS = {"pattern", "minLength", "maxLength", "format"} | _SAID
+_TEXTUAL = frozenset(("string", "null"))
+_NO_TEXT = frozenset(("not", "if"))
+"""Keywords for strings that patterns cannot express."""
 _NAME = re.compile(r"[^<>\"'\s]+")
 _KEY = r"[A-Za-z_][A-Za-z0-9_.\-]{0,63}"
 _ARGUMENTS_MAX = 32
 _EDGES = r"\S|\S(?s:.)*\S"
+_ANY = "/(?s:.)*/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,63 +137,98 @@ class _Writer:
         self._marked = marked
         self._gaps = gaps
 
-    def argument(self, name: str, key: str, schema: object) -> str:
-        """Return the rule of one argument. `name`: of its value's rule; `key`: a literal or a terminal."""
+    def argument(self, name: str, key: str, schema: object, kinds: frozenset[str] | None) -> str:
+        """Return the rule of one argument. `name`: of its value's rule; `key`: a literal or a terminal;
+        `kinds`: the types by which its value is read."""
         before, between, behind = self._gaps
         opening, closing = self._style.key
         head = (
             f"{self._marked(before + opening)} {key} {self._marked(closing + between + self._style.value[0])}"
         )
-        return f"{head} {self._value(name, schema, self._style.value[1] + behind)}"
+        return f"{head} {self._value(name, schema, kinds or frozenset(), self._style.value[1] + behind)}"
 
-    def _value(self, name: str, schema: object, closing: str) -> str:
-        schema = resolved(schema, self._root)
-        bare = _without_null(schema)
-        if self._style.quotes or not _is_string(bare):
-            whole = _whole(within(self._root, schema))
-            self.rules[name] = lark.value(whole, lenient=self._relaxation is not None)
-            return f"{name} {self._marked(closing)}"
-        string, terminal = bare if isinstance(bare, dict) else {}, name.upper()
-        choices = _choices(string)
-        if choices is not None:
-            return f"({' | '.join(map(lark.literal, choices))}) {self._marked(closing)}"
-        may_be_null = bare is not schema or not string
-        text = " & ".join(self._parts(string, may_be_null=may_be_null))
+    def _value(self, name: str, schema: object, kinds: frozenset[str], closing: str) -> str:
         ending = self._marked(closing)
+        is_text = kinds <= _TEXTUAL and "string" in kinds if kinds else _is_untyped(schema)
+        if self._style.quotes or not is_text:
+            whole = within(self._root, resolved(schema, self._root))
+            self.rules[name] = lark.value(entries(whole), lenient=self._relaxation is not None)
+            return f"{name} {ending}"
+        parts, null = self._parts(schema), [lark.literal("null")] * ("null" in kinds)
+        if len(parts) == 1 and parts[0].startswith('"'):  # listed texts
+            return f"({' | '.join([*parts, *null])}) {ending}"
+        text = " & ".join(map(_grouped, [*self._free(bool(parts), bool(kinds) and not null), *parts]))
+        text = " | ".join([text, *null])
+        terminal = name.upper()
         if "<[" in ending:  # it ends with a special token, which never matches text
-            self.rules[terminal] = f"{text} & /(?s:.)+/"
-            is_needed = "minLength" in string or "pattern" in string
-            return f"{terminal}{'' if is_needed else '?'} {ending}"
+            self.rules[terminal] = f"({text}) & /(?s:.)+/"
+            return f"{terminal}{'' if parts else '?'} {ending}"
         self.rules[terminal] = f"({text}) {lark.literal(closing)}"
         self.rules[f"{name}[lazy]"] = terminal
         return name
 
-    def _parts(self, schema: Mapping[str, Any], *, may_be_null: bool) -> list[str]:
-        """Return the patterns that the string must match, all of them."""
-        never = "|".join(map(lark.escaped, self._style.never))
-        parts = [r"/(?s:.)*/", f"~/(?s:.)*({never})(?s:.)*/"]
-        if not may_be_null:
-            parts.append("~/[nN][uU][lL][lL]/")  # parsers read it as null, whatever the schema says
+    def _free(self, is_held: bool, is_text: bool) -> Iterator[str]:
+        """Yield the patterns of any string. `is_held`: its schema demands something of it. `is_text`: it is
+        never null."""
+        yield _ANY
+        yield f"~/(?s:.)*({'|'.join(map(lark.escaped, self._style.never))})(?s:.)*/"
+        if is_text:
+            yield "~/[nN][uU][lL][lL]/"  # parsers read it as null, whatever the schema says
+        if self._style.trims and is_held:
+            yield f'{lark.regex(_EDGES)} | ""'
+
+    def _parts(self, schema: object, depth: int = 0) -> list[str]:
+        """Return the patterns that a string must match by its schema, all of them."""
+        if depth > DEPTH_MAX:
+            raise SchemaError("has a '$ref' to itself in a string", "$ref")
+        schema = entries(schema)
+        for keyword in _NO_TEXT & schema.keys():
+            self._lose(f"has a '{keyword}', which this model's tool-call format cannot express", keyword)
+        listed = (_listed({key: schema[key]}) for key in ("const", "enum") if key in schema)
+        parts = [" | ".join(map(lark.literal, texts)) for texts in listed]
         if pattern := schema.get("pattern"):
             parts += self._pattern(str(pattern))
         fewest, most = schema.get("minLength", 0), schema.get("maxLength", "")
         if fewest or most != "":
             parts.append(f"/(?s:.){{{fewest},{most}}}/")
-        if self._style.trims and len(parts) > 2 + (not may_be_null):
-            parts.append(f'({lark.regex(_EDGES)} | "")')
+        joined = [*items(schema.get("allOf"))]
+        if isinstance(schema.get("$ref"), str):
+            joined.append(looked_up(schema["$ref"], self._root))
+        for one in joined:
+            parts += self._parts(one, depth + 1)
+        for key in ("anyOf", "oneOf"):
+            parts += self._options(key, items(schema.get(key)), depth + 1)
         return parts
 
+    def _options(self, key: str, options: Sequence[object], depth: int) -> list[str]:
+        options = [one for one in options if self._may_be_text(one)]
+        if key == "oneOf" and not _are_apart(options):
+            self._lose("has a 'oneOf' of strings that one may match twice", key)
+        found = [self._parts(one, depth) for one in options]
+        if len(found) < 2:
+            return [part for parts in found for part in parts]
+        return [" | ".join(_grouped(" & ".join(map(_grouped, parts)) or _ANY) for parts in found)]
+
+    def _may_be_text(self, schema: object) -> bool:
+        kinds = kinds_in(schema, self._root)
+        return schema is not False and (not kinds or "string" in kinds)
+
     def _pattern(self, pattern: str) -> list[str]:
-        try:
-            return [lark.regex(_searched(pattern))]
-        except SchemaError as error:
-            if self._relaxation is None:
-                raise
-            self._relaxation.keywords.add(error.keyword)
-            return []
+        if (found := searched(pattern)) is not None:
+            return [lark.regex(found)]
+        what = "with anchors that this model's tool-call format cannot express"
+        self._lose(f"has a 'pattern' {what}: {pattern!r}", "pattern")
+        return []
+
+    def _lose(self, message: str, keyword: str) -> None:
+        """Refuse a keyword, or name it if the schema may be relaxed."""
+        if self._relaxation is None:
+            raise SchemaError(message, keyword)
+        self._relaxation.keywords.add(keyword)
 
 
 def parameters(
+    tool: ToolSchema,
     schema: Schema,
     style: MarkupStyle,
     spacing: Callable[[str, str, str], str],
@@ -206,7 +246,7 @@ def parameters(
     described = ArgumentsGrammar(rules=writer.rules, may_be_empty=not required)
     if "properties" not in schema and not required and schema.get("additionalProperties") is not False:
         writer.rules[f"{name}k"] = lark.regex(_KEY)
-        one = writer.argument(f"{name}v", f"{name}k", {})
+        one = writer.argument(f"{name}v", f"{name}k", {}, None)
         described.any, described.some = (
             f"({one}){{0,{_ARGUMENTS_MAX}}}",
             f"({one}){{1,{_ARGUMENTS_MAX}}}",
@@ -214,7 +254,8 @@ def parameters(
         return described
     parts = []
     for number, key in enumerate(_names(schema)):
-        one = writer.argument(f"{name}v{number}", lark.literal(key), listed.get(key, {}))
+        kinds = kinds_of(tool.schema, key)
+        one = writer.argument(f"{name}v{number}", lark.literal(key), listed.get(key, {}), kinds)
         parts.append((one, key in required))
     described.any = " ".join(one if is_required else f"({one})?" for one, is_required in parts)
     described.some = _some([one for one, _ in parts]) if described.may_be_empty else described.any
@@ -264,65 +305,26 @@ def _gaps(style: MarkupStyle, spacing: Callable[[str, str, str], str]) -> tuple[
     return spacing("probe_tool", style.key[0], behind), between, ""
 
 
-def _without_null(schema: object) -> object:
-    """Return a nullable schema without null, and any other schema unchanged."""
-    if not isinstance(schema, dict):
-        return schema
-    kinds = schema.get("type")
-    if isinstance(kinds, list) and "null" in kinds and len(kinds) == 2:
-        return schema | {"type": next(kind for kind in kinds if kind != "null")}
-    options = schema.get("anyOf")
-    if isinstance(options, list) and {"type": "null"} in options and len(options) == 2:
-        return next((option for option in options if option != {"type": "null"}), schema)
-    return schema
+def _is_untyped(schema: object) -> bool:
+    """Whether a schema without types demands at most something of strings."""
+    return schema is True or (isinstance(schema, dict) and not schema.keys() - _OF_STRINGS)
 
 
-def _is_string(schema: object) -> bool:
-    if schema is True or schema == {}:
-        return True
-    if not isinstance(schema, dict) or schema.keys() - _OF_STRINGS:
-        return False
-    if schema.keys() & {"enum", "const"}:
-        return _choices(schema) is not None
-    return schema.get("type") == "string" or not schema.keys() - _SAID
+def _listed(schema: object) -> list[str]:
+    """Return the texts that a schema lists."""
+    listed = entries(schema)
+    values = [listed["const"]] if "const" in listed else items(listed.get("enum"))
+    return [value for value in values if isinstance(value, str)]
 
 
-def _choices(schema: Mapping[str, Any]) -> list[str] | None:
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
-    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-        return None
-    return values
+def _are_apart(options: Sequence[object]) -> bool:
+    """Whether no text is listed by two options."""
+    texts = [text for option in options for text in _listed(option)]
+    return len(options) < 2 or (all(map(_listed, options)) and len(texts) == len({*texts}))
 
 
-def _searched(pattern: str) -> str:
-    """Convert a JSON Schema pattern, which may match anywhere, to one that matches a whole string."""
-    body = pattern.removeprefix("^")
-    is_first, body = body != pattern, body
-    is_last = body.endswith("$") and not body.endswith("\\$")
-    body = body[:-1] if is_last else body
-    plain = re.sub(r"\\.|\[(?:\\.|[^\]])*\]", "", body)
-    if re.search(r"[\^$]", plain) or ((is_first or is_last) and _has_alternatives(plain)):
-        raise SchemaError(
-            f"has a 'pattern' with anchors that this model's tool-call format cannot express: {pattern!r}",
-            "pattern",
-        )
-    anything = "(?s:.)*"
-    body = regex_to_lark(f"(?:{body})", "dw")
-    return f"{'' if is_first else anything}{body}{'' if is_last else anything}"
-
-
-def _has_alternatives(pattern: str) -> bool:
-    """Whether a pattern has alternatives outside of groups."""
-    depth = 0
-    for character in pattern:
-        depth += (character == "(") - (character == ")")
-        if character == "|" and not depth:
-            return True
-    return False
-
-
-def _whole(schema: object) -> Schema:
-    return schema if isinstance(schema, dict) else {}
+def _grouped(pattern: str) -> str:
+    return f"({pattern})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -460,7 +462,7 @@ class CallsGrammar:
     ) -> str:
         """Return the rule of a call with a marker for each argument."""
         opening, closing = style.around(tool.name)
-        described = parameters(schema, style, self._form.spacing, self._marked, name, relaxation)
+        described = parameters(tool, schema, style, self._form.spacing, self._marked, name, relaxation)
         self._rules |= described.rules
         bare = f'{{"name": {lark.literal(tool.name)}, "arguments": {{}}}}'
         # In LongCat's format a name alone is not a call.

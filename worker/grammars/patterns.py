@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from llguidance import regex_to_lark
+
 from worker.grammars.references import Schema, SchemaError, entries, items, looked_up, resolved
 
 PATTERNS_MAX = 4
@@ -103,6 +105,31 @@ def _conjuncts(node: object, root: Schema) -> list[object]:
         return []
     reference = node.get("$ref")
     return [*items(node.get("allOf")), *([looked_up(reference, root)] if isinstance(reference, str) else [])]
+
+
+def searched(pattern: str) -> str | None:
+    """Convert a JSON Schema pattern, which may match anywhere, to one that matches a whole string; None: it
+    has anchors elsewhere than at its ends."""
+    body = pattern.removeprefix("^")
+    is_first = body != pattern
+    is_last = body.endswith("$") and not body.endswith("\\$")
+    body = body[:-1] if is_last else body
+    plain = re.sub(r"\\.|\[(?:\\.|[^\]])*\]", "", body)
+    if re.search(r"[\^$]", plain) or ((is_first or is_last) and _has_alternatives(plain)):
+        return None
+    anything = "(?s:.)*"
+    body = regex_to_lark(f"(?:{body})", "dw")
+    return f"{'' if is_first else anything}{body}{'' if is_last else anything}"
+
+
+def _has_alternatives(pattern: str) -> bool:
+    """Whether a pattern has alternatives outside of groups."""
+    depth = 0
+    for character in pattern:
+        depth += (character == "(") - (character == ")")
+        if character == "|" and not depth:
+            return True
+    return False
 
 
 def with_plain_names(schema: Schema, root: Mapping[str, object]) -> Schema:

@@ -148,6 +148,33 @@ def test_calls_are_read_by_upstream_and_fit_their_schemas(kind: str) -> None:
         check(read(form, kind, text), {"say": {"type": "object"}})  # without parameters: any object
 
 
+COLOR = {"$ref": "#/$defs/color"}
+TYPED: dict[str, Any] = {
+    "joined": {"allOf": [{"type": "string"}, {"maxLength": 4}]},
+    "described": COLOR | {"description": "A color."},
+    "optional": {"anyOf": [COLOR, {"type": "null"}]},
+    "mixed": {"enum": ["a", 1, None]},
+    "either": {"oneOf": [{"const": "x"}, {"type": "integer", "minimum": 3, "maximum": 9}]},
+    "labelled": {"oneOf": [{"const": "x", "title": "X"}, {"const": "y", "title": "Y"}]},
+    "short": {"anyOf": [{"type": "string", "maxLength": 2}, {"type": "string", "pattern": "^a{3,5}$"}]},
+}
+
+
+@pytest.mark.parametrize("kind", sorted(STYLES.keys() - {"laguna"}))
+def test_arguments_are_read_here_by_the_types_that_they_were_written_by(kind: str) -> None:
+    """Texts have no quotes then, however their schema says that they are texts."""
+    form, words = form_of(kind)
+    spoken = tokenizer_with(*MARKERS.get(kind, ("<end>",)))
+    for shape in TYPED.values():
+        schema = {"type": "object", "properties": {"v": shape}, "required": ["v"]}
+        schema |= {"$defs": {"color": {"type": "string", "enum": ["red", "blue"]}}}
+        grammar = CallsGrammar(form, [ToolSchema("paint", schema)]).required(single=True)
+        for text in drawn(words, grammar, 5):
+            ((name, arguments),) = answer(spoken, text, tools={"paint": schema}).parsed()
+            check([{"name": name, "arguments": arguments}], {"paint": schema})
+            assert '"' not in str(arguments["v"]) or "maxLength" in str(shape)
+
+
 def test_calls_are_written_with_the_white_space_of_the_template() -> None:
     spaces = {("<tool_call>", "{"): " ", ("}", "</tool_call>"): "", ("</tool_call>", "<tool_call>"): "\n\n"}
     form = CallForm(None, spacing=lambda left, right, default: spaces.get((left, right), default))

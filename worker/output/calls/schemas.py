@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any
+from urllib.parse import unquote
 
 from worker.output.calls.literals import JSON, NUMBER, PYTHON, python_number, quote, transcode
 
@@ -34,7 +35,12 @@ def kinds_of(schema: Schema, name: str) -> frozenset[str] | None:
     properties = schema.get("properties")
     if not isinstance(properties, Mapping) or name not in properties:
         return None
-    return frozenset(_kinds(properties[name], schema, 0))
+    return kinds_in(properties[name], schema)
+
+
+def kinds_in(part: object, root: Schema) -> frozenset[str]:
+    """Return the JSON types that a part of a schema allows; empty: unspecified."""
+    return frozenset(_kinds(part, root, 0))
 
 
 def fits(schema: Schema, arguments: Mapping[str, Any]) -> bool:
@@ -91,7 +97,8 @@ def _kind_of_value(value: object) -> str:
 
 def _find(root: Schema, reference: str) -> Any:
     part: Any = root
-    for name in reference.removeprefix("#").strip("/").split("/"):
+    for name in unquote(reference).removeprefix("#").strip("/").split("/"):
+        name = name.replace("~1", "/").replace("~0", "~")
         part = part.get(name) if isinstance(part, Mapping) else None
     return part
 
@@ -109,10 +116,17 @@ def typed(text: str, kinds: frozenset[str]) -> str:
         return number
     if "boolean" in kinds and lowered in _BOOLEANS:
         return _BOOLEANS[lowered]
+    if "string" in kinds and (string := _quoted(stripped)):
+        return string
     if "string" in kinds and not kinds & {"object", "array"}:
         return quote(text)
     value = guessed(text)
     return quote(text) if "string" in kinds and value[0] not in "{[" else value
+
+
+def _quoted(text: str) -> str | None:
+    """Return a string in JSON's quotes, as grammars force it where another type is allowed too."""
+    return transcode(text, JSON) if text.startswith('"') else None
 
 
 def guessed(text: str) -> str:
