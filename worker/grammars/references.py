@@ -15,7 +15,8 @@ Schema = dict[str, Any]
 
 REFERENCES_MAX = 100
 """Maximum number of references that are followed to find a schema."""
-
+INDEX_DIGITS_MAX = 10
+"""Maximum digits of a place in a list."""
 PASSES_MAX = 20
 """Maximum number of passes over the references. After them, those that are left count as finite."""
 _DEPTH_MAX = 300
@@ -37,7 +38,11 @@ def looked_up(reference: str, root: Mapping[str, Any]) -> object:
     """Return what a reference points to; an empty schema if that is not in the same one."""
     place: Any = root if reference.startswith("#") else {}
     for name in filter(None, unquote(reference).removeprefix("#").split("/")):
-        place = place.get(name.replace("~1", "/").replace("~0", "~"), {}) if isinstance(place, dict) else {}
+        if isinstance(place, list):
+            is_index = name.isdecimal() and len(name) < INDEX_DIGITS_MAX and int(name) < len(place)
+            place = place[int(name)] if is_index else {}
+        else:
+            place = entries(place).get(name.replace("~1", "/").replace("~0", "~"), {})
     return place
 
 

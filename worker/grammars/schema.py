@@ -165,6 +165,8 @@ class _Mender:
 
     def _elsewhere(self, node: Any, depth: int) -> Any:
         """Mend the targets of references in places that hold no schemas, as OpenAPI's components."""
+        if isinstance(node, list):
+            return [self._within("", part, depth + 1) for part in node]
         if not isinstance(node, dict):
             return node
         if id(node) in self._targets:

@@ -66,6 +66,7 @@ def test_these_are_refused_by_their_names(keyword: str) -> None:
         ({"pattern": "(?=a)b", "type": "string"}, "'pattern' with the look-around"),
         ({"minProperties": 2}, "minProperties"),
         ({"propertyNames": False}, "propertyNames"),
+        ({"$ref": "#/x/1", "x": [{}, {"type": "object", "minProperties": 2}]}, "minProperties"),
         ({"const": 2**53 + 1}, "const"),
         ({"const": "a\x00"}, "control character"),
         ({"pattern": r"^\u0007"}, "control character"),
