@@ -110,34 +110,44 @@ STYLES: Mapping[str, MarkupStyle] = {
 }
 
 
-@dataclass(slots=True)
-class ArgumentsGrammar:
-    """Grammar of one tool's arguments. `any`: all valid combinations; `some`: those with at least one
-    argument, if the tool has any."""
-
-    any: str = ""
-    some: str = ""
-    may_be_empty: bool = True
-    rules: dict[str, str] = field(default_factory=dict)
-
-
 class _Writer:
+    """Writer of one tool's arguments, with a marker for each. Raises `SchemaError` if it cannot write them.
+
+    `relaxation`: drop that, and record it there; None: refuse it.
+    """
+
     def __init__(
         self,
-        root: Schema,
+        form: CallForm,
         style: MarkupStyle,
-        marked: Callable[[str], str],
-        gaps: tuple[str, str, str],
+        tool: ToolSchema,
+        schema: Schema,
         relaxation: Relaxation | None,
     ) -> None:
         self.rules: dict[str, str] = {}
-        self._relaxation = relaxation
-        self._root = root
+        self._tool = tool
+        self._root = _expressible(schema, relaxation)
         self._style = style
-        self._marked = marked
-        self._gaps = gaps
+        self._marked = partial(lark.marked, names=form.names)
+        self._gaps = _gaps(style, form.spacing)
+        self._relaxation = relaxation
 
-    def argument(self, name: str, key: str, schema: object, kinds: frozenset[str] | None) -> str:
+    def arguments(self, name: str) -> tuple[str, str | None]:
+        """Return the rule of all valid combinations, and of those with an argument if none is valid too."""
+        schema, required = self._root, [*self._root.get("required", [])]
+        if "properties" not in schema and not required and schema.get("additionalProperties") is not False:
+            self.rules[f"{name}k"] = lark.regex(_KEY)
+            one = self._argument(f"{name}v", f"{name}k", {}, None)
+            return f"({one}){{0,{_ARGUMENTS_MAX}}}", f"({one}){{1,{_ARGUMENTS_MAX}}}"
+        listed, parts = schema.get("properties") or {}, list[tuple[str, bool]]()
+        for number, key in enumerate(_names(schema)):
+            kinds = kinds_of(self._tool.schema, key)
+            one = self._argument(f"{name}v{number}", lark.literal(key), listed.get(key, {}), kinds)
+            parts.append((one, key in required))
+        every = " ".join(one if is_required else f"({one})?" for one, is_required in parts)
+        return every, None if required else _some([one for one, _ in parts])
+
+    def _argument(self, name: str, key: str, schema: object, kinds: frozenset[str] | None) -> str:
         """Return the rule of one argument. `name`: of its value's rule; `key`: a literal or a terminal;
         `kinds`: the types by which its value is read."""
         before, between, behind = self._gaps
@@ -225,41 +235,6 @@ class _Writer:
         if self._relaxation is None:
             raise SchemaError(message, keyword)
         self._relaxation.keywords.add(keyword)
-
-
-def parameters(
-    tool: ToolSchema,
-    schema: Schema,
-    style: MarkupStyle,
-    spacing: Callable[[str, str, str], str],
-    marked: Callable[[str], str],
-    name: str,
-    relaxation: Relaxation | None,
-) -> ArgumentsGrammar:
-    """Return the grammar of a tool's arguments. Raises `SchemaError` for what the format cannot express.
-
-    `relaxation`: drop that, and record it there; None: refuse it.
-    """
-    schema = _expressible(schema, relaxation)
-    writer = _Writer(schema, style, marked, _gaps(style, spacing), relaxation)
-    listed, required = schema.get("properties") or {}, [*schema.get("required", [])]
-    described = ArgumentsGrammar(rules=writer.rules, may_be_empty=not required)
-    if "properties" not in schema and not required and schema.get("additionalProperties") is not False:
-        writer.rules[f"{name}k"] = lark.regex(_KEY)
-        one = writer.argument(f"{name}v", f"{name}k", {}, None)
-        described.any, described.some = (
-            f"({one}){{0,{_ARGUMENTS_MAX}}}",
-            f"({one}){{1,{_ARGUMENTS_MAX}}}",
-        )
-        return described
-    parts = []
-    for number, key in enumerate(_names(schema)):
-        kinds = kinds_of(tool.schema, key)
-        one = writer.argument(f"{name}v{number}", lark.literal(key), listed.get(key, {}), kinds)
-        parts.append((one, key in required))
-    described.any = " ".join(one if is_required else f"({one})?" for one, is_required in parts)
-    described.some = _some([one for one, _ in parts]) if described.may_be_empty else described.any
-    return described
 
 
 def _expressible(schema: Schema, relaxation: Relaxation | None) -> Schema:
@@ -462,14 +437,14 @@ class CallsGrammar:
     ) -> str:
         """Return the rule of a call with a marker for each argument."""
         opening, closing = style.around(tool.name)
-        described = parameters(tool, schema, style, self._form.spacing, self._marked, name, relaxation)
-        self._rules |= described.rules
-        bare = f'{{"name": {lark.literal(tool.name)}, "arguments": {{}}}}'
+        writer = _Writer(self._form, style, tool, schema, relaxation)
+        every, some = writer.arguments(name)
+        self._rules |= writer.rules
+        if self._form.kind != "longcat" or some is None:
+            return f"{self._marked(opening)} {every} {self._marked(closing)}"
         # In LongCat's format a name alone is not a call.
-        if self._form.kind == "longcat" and described.may_be_empty:
-            some = f"{self._marked(opening)} {described.some} {self._marked(closing)}"
-            return f"{lark.literal(bare)} | {some}" if described.some else lark.literal(bare)
-        return f"{self._marked(opening)} {described.any} {self._marked(closing)}"
+        bare = lark.literal(f'{{"name": {lark.literal(tool.name)}, "arguments": {{}}}}')
+        return f"{bare} | {self._marked(opening)} {some} {self._marked(closing)}" if some else bare
 
     def _written(self) -> str:
         return "\n".join(_lines(self._rules)) + "\n"
