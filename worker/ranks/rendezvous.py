@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterable, MutableMapping
+from collections.abc import MutableMapping
 from pathlib import Path
 
 import zmq
@@ -71,16 +71,7 @@ class Rendezvous:
 
     def gather(self) -> PeerMonitor:
         """Wait until all ranks have connected; return the started monitor, which exits if a rank is lost."""
-        missing = set(range(1, self.size))
-        until = time.monotonic() + self._settings.join_timeout_s
-        while missing:
-            word = self._pending_states()
-            if isinstance(word, rpc.RankUp):
-                missing.discard(word.rank)
-                log.info("%s has connected: %s", self._others.name(word.rank), word.host)
-            if missing and time.monotonic() >= until:
-                waited = f"within {self._settings.join_timeout_s:g} s"
-                raise RankAbsentError(f"{self._named(missing)} did not connect {waited}")
+        self._await_all(rpc.RankUp, self._settings.join_timeout_s, "connect")
         self.line.stop_listening()
         watch = PeerMonitor(self.line.monitor, self.line.connections, self._lost)
         watch.start()
@@ -88,15 +79,18 @@ class Rendezvous:
 
     def await_read(self) -> None:
         """Wait until all ranks have their weights. Raises `RankAbsentError` after `READ_S_MAX` seconds."""
-        missing, until = set(range(1, self.size)), time.monotonic() + READ_S_MAX
+        self._await_all(rpc.WeightsLoaded, READ_S_MAX, "read the model")
+        self.tidy()
+
+    def _await_all(self, kind: type[rpc.RankUp | rpc.WeightsLoaded], seconds: float, what: str) -> None:
+        missing, until = set(range(1, self.size)), time.monotonic() + seconds
         while missing:
-            if isinstance(word := self._pending_states(), rpc.WeightsLoaded):
+            word = self._receive()
+            if isinstance(word, kind):
                 missing.discard(word.rank)
             if missing and time.monotonic() >= until:
-                raise RankAbsentError(
-                    f"{self._named(missing)} did not read the model within {READ_S_MAX:g} s"
-                )
-        self.tidy()
+                names = ", ".join(map(self._others.name, sorted(missing)))
+                raise RankAbsentError(f"{names} did not {what} within {seconds:g} s")
 
     def tidy(self) -> None:
         """Delete the files, which only the start needs."""
@@ -104,15 +98,14 @@ class Rendezvous:
         if self._folder is not None:
             self._folder.delete()
 
-    def _named(self, ranks: Iterable[int]) -> str:
-        return ", ".join(map(self._others.name, sorted(ranks)))
-
-    def _pending_states(self) -> rpc.Word | None:
+    def _receive(self) -> rpc.Word | None:
         """Receive a message, or None. Raises a rank's refusal, and `RankAbsentError` if a process ended."""
         word = self.line.receive(_LISTEN_S)
         if isinstance(word, rpc.Refused):
             kind = ModelError if word.for_good else RankAbsentError
             raise kind(f"{self._others.name(word.rank)}: {word.why}")
+        if isinstance(word, rpc.RankUp):
+            log.info("%s has connected: %s", self._others.name(word.rank), word.host)
         if word is None and (ended := self._others.ended()) is not None:
             raise RankAbsentError(ended)
         return word

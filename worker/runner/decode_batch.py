@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from worker.runner.drafters.mtp import HiddenStateSink
+from worker.runner.drafters.mtp import HiddenStateProposer
 from worker.runner.kv.batch import CacheBatch, RowCaches
 from worker.runner.kv.buckets import FED_MAX, Order, are_similar, arrange
 from worker.runner.rows import EngineRow
@@ -44,16 +44,15 @@ def shifts_of(members: Sequence[EngineRow]) -> dict[str, mx.array]:
 @dataclass(frozen=True, slots=True)
 class DecodeModel:
     """How the rows of an engine decode. `fresh`: makes empty caches of a single row. `applied`: applies the
-    adapters of rows while it is open. `hidden_states`: receives those of the tokens that stay in the caches,
-    if a drafter reads them.
-    `agree`: see `Sampler`. `is_batchable`: rows can share a pass; else each has a batch of its own.
-    `is_bucketed`: see `CacheBatch`. `rows_max`, `width_max`: maximum rows of a pass, and tokens of a row in
-    it."""
+    adapters of rows while it is open. `mtp`: the drafter that reads the hidden states of the tokens that stay
+    in the caches, if any. `agree`: see `Sampler`. `is_batchable`: rows can share a pass; else each has a
+    batch of its own. `is_bucketed`: see `CacheBatch`. `rows_max`, `width_max`: maximum rows of a pass, and
+    tokens of a row in it."""
 
     network: nn.Module
     fresh: Callable[[], RowCaches]
     applied: Callable[[Sequence[str]], AbstractContextManager[None]]
-    hidden_states: HiddenStateSink | None = None
+    mtp: HiddenStateProposer | None = None
     agree: Agree | None = None
     is_batchable: bool = True
     is_bucketed: bool = False
@@ -183,9 +182,9 @@ class DecodeBatch:
         drawing = self._sampler.begin(logits, [member.length for member in self.members], self._tokens)
         # Lazily growing arrays, offsets and paddings for instance, must be evaluated with the step.
         state = self._batch.finish()
-        if self._model.hidden_states is not None:
+        if self._model.mtp is not None:
             firsts = [member.length - 1 for member in self.members]
-            self._model.hidden_states.on_hidden_states(names, [1] * len(names), firsts)
+            self._model.mtp.on_hidden_states(names, [1] * len(names), firsts)
         self._batch.advance()
         self._has_fed = True
         for member in self.members:
@@ -248,12 +247,12 @@ class DecodeBatch:
         """Keep the accepted tokens in the caches, or feed them again in the next step."""
         new_tokens = [[drawn.token for drawn in each.drawn] for each in accepted]
         kept = [len(fed.backlog) + max(0, len(new) - 1) for fed, new in zip(rows, new_tokens, strict=True)]
-        if self._model.hidden_states is not None:
+        if self._model.mtp is not None:
             firsts = [
                 member.length - len(fed.backlog) for member, fed in zip(self.members, rows, strict=True)
             ]
             names = [member.name for member in self.members]
-            self._model.hidden_states.on_hidden_states(names, kept, firsts)
+            self._model.mtp.on_hidden_states(names, kept, firsts)
         taken = self._batch.commit(kept)
         known = [[*fed.backlog, *new] for fed, new in zip(rows, new_tokens, strict=True)]
         self._late = [tokens[count:-1] for tokens, count in zip(known, taken, strict=True)]

@@ -17,7 +17,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from worker.runner.drafters.mtp import HiddenStateSink
+from worker.runner.drafters.mtp import HiddenStateProposer
 from worker.runner.kv.batch import RowCaches, prefill_abreast
 from worker.runner.kv.capability_probe import BatchCapabilities
 from worker.runner.kv.single import reserve
@@ -40,17 +40,17 @@ class PrefillRunner:
         rows: dict[str, EngineRow],
         fresh: Callable[[], RowCaches],
         adapters: AdapterBatch,
-        hidden_states: HiddenStateSink,
+        mtp: HiddenStateProposer | None,
         images: RowImages,
     ) -> None:
-        """`rows`: the engine's, by name. `fresh`: makes empty caches of a row. `hidden_states`: receives
-        those of prompts without images."""
+        """`rows`: the engine's, by name. `fresh`: makes empty caches of a row. `mtp`: the
+        drafter that reads hidden states, if any."""
         self._rows = rows
         self._model = model
         self._head = OutputHead(model)
         self._fresh = fresh
         self._adapters = adapters
-        self._hidden_states = hidden_states
+        self.mtp = mtp
         self._images = images
         self._piece_tokens = 0
         """Positions in one piece of a scored prompt; 0: not computed yet."""
@@ -95,7 +95,8 @@ class PrefillRunner:
     def _run_images(self, name: str, tokens: int, embeddings: Mapping[str, EncodedImage]) -> None:
         with self._adapters.applied([self._rows[name].adapter]):
             self._images.prefill(name, tokens, self._rows[name].caches, embeddings)
-        self._hidden_states.skip(name, tokens)
+        if self.mtp is not None:
+            self.mtp.skip(name, tokens)
 
     def _run_plain(self, chunks: Chunks, last: Mapping[str, int], able: BatchCapabilities) -> None:
         """Run chunks of rows without images, lazily."""
@@ -106,7 +107,8 @@ class PrefillRunner:
             caches = self._rows[name].caches
             with self._adapters.applied([self._rows[name].adapter]):
                 self._pass({name: tokens}, last, mx.array([list(tokens)], mx.uint32), cache=caches)
-            self._hidden_states.on_hidden_states([name], [len(tokens)])
+            if self.mtp is not None:
+                self.mtp.on_hidden_states([name], [len(tokens)])
 
     def _may_run_together(self, chunks: Chunks, able: BatchCapabilities) -> bool:
         """Whether the rows of these chunks are at one position, and may be run in one call from there."""
@@ -121,7 +123,8 @@ class PrefillRunner:
             after = prefill_abreast(run, chunks, {name: self._rows[name].caches for name in chunks})
         for name, caches in after.items():
             self._rows[name].caches = caches
-        self._hidden_states.on_hidden_states(list(chunks), [len(tokens) for tokens in chunks.values()])
+        if self.mtp is not None:
+            self.mtp.on_hidden_states(list(chunks), [len(tokens) for tokens in chunks.values()])
 
     def _pass(self, chunks: Chunks, last: Mapping[str, int], tokens: mx.array, cache: RowCaches) -> None:
         """Run a forward pass over `tokens`, the padded chunks; keep the logits of the rows in `last`."""
@@ -135,7 +138,8 @@ class PrefillRunner:
 
     def _run_scored(self, name: str, tokens: Sequence[int], asked: LogprobTargets) -> list[Logprob]:
         self._piece_tokens = self._piece_tokens or piece_tokens(self._model)
-        self._hidden_states.skip(name, len(tokens))
+        if self.mtp is not None:
+            self.mtp.skip(name, len(tokens))
         row = self._rows[name]
         with self._adapters.applied([row.adapter]):
             return prefill_scored(self._model, tokens, row.caches, asked, self._piece_tokens)
@@ -143,13 +147,15 @@ class PrefillRunner:
     def skip_tokens(self, name: str, first: int, last: int) -> None:
         row = self.row(name)
         row.caches = skipping(row.caches, first, last)
-        self._hidden_states.skip(name, last - first)
+        if self.mtp is not None:
+            self.mtp.skip(name, last - first)
 
     def fork(self, name: str, copy: str) -> None:
         if name in self._rows and not self._rows[name].length:
             self._rows[copy] = replace(deepcopy(self._rows[name]), name=copy)
         self._images.copy(name, copy)
-        self._hidden_states.copy(name, copy)
+        if self.mtp is not None:
+            self.mtp.copy(name, copy)
 
 
 _LINEAR = (nn.Linear, nn.QuantizedLinear)

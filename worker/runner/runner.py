@@ -26,7 +26,7 @@ import mlx.nn as nn
 from worker.interfaces import DraftProposer, ImportanceScorer
 from worker.runner.decode_batch import DecodeBatch, DecodeModel, first_sample
 from worker.runner.drafters.draft_model import DraftModelProposer
-from worker.runner.drafters.mtp import HiddenStateProposer, HiddenStateSink, NullSink
+from worker.runner.drafters.mtp import HiddenStateProposer
 from worker.runner.kv import snapshots
 from worker.runner.kv.batch import CacheBatch, RowCaches
 from worker.runner.kv.capability_probe import BatchCapabilities, ProbeTarget, probe_capabilities
@@ -107,17 +107,14 @@ class BatchEngine:
         self._rows: dict[str, EngineRow] = {}
         self._joining: list[EngineRow] = []
         self._batches: list[DecodeBatch] = []
-        hidden_states = drafter if isinstance(drafter, HiddenStateProposer) else None
-        self._hidden_states: HiddenStateSink = hidden_states or NullSink()
-        self._prefill = PrefillRunner(
-            model, self._rows, self._fresh, self.adapters.batch, self._hidden_states, self._images
-        )
+        mtp = drafter if isinstance(drafter, HiddenStateProposer) else None
+        self._prefill = PrefillRunner(model, self._rows, self._fresh, self.adapters.batch, mtp, self._images)
         self._agree = agree
         self._decode_model = DecodeModel(
             model,
             self._fresh,
             self.adapters.batch.applied,
-            hidden_states,
+            mtp,
             agree,
             is_batchable=self.capabilities.together,
             is_bucketed=self.capabilities.bucketed,
@@ -140,10 +137,10 @@ class BatchEngine:
             ahead=able.ahead and draft_tokens_max > 0,
         )
         if not self.capabilities.ahead:
-            self.drafter, self._hidden_states = None, NullSink()
+            self.drafter = self._prefill.mtp = None
         self._decode_model = replace(
             self._decode_model,
-            hidden_states=self._decode_model.hidden_states if self.capabilities.ahead else None,
+            mtp=self._prefill.mtp,
             rows_max=rows_max,
             width_max=draft_tokens_max or 1,
         )
@@ -223,7 +220,8 @@ class BatchEngine:
         mx.eval([cache.state for cache in caches])
         prompt.caches, prompt.tokens = caches, count
         self._images.skip(row, count)
-        self._hidden_states.skip(row, count)
+        if self._prefill.mtp is not None:
+            self._prefill.mtp.skip(row, count)
 
     def pack(self, payload: object) -> tuple[dict[str, ArrayBytes], Any]:
         assert isinstance(payload, snapshots.KVSlice | snapshots.StateSnapshot), "cut returned it"

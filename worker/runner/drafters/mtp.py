@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -19,37 +19,6 @@ from mlx_lm.models.cache import KVCache
 from worker.runner.drafters.draft_batch import DraftBatches
 from worker.runner.kv.batch import RowCaches
 from worker.runner.kv.buckets import capacity
-
-
-class HiddenStateSink(Protocol):
-    """Receives notice of each forward pass of an engine's rows, right after it."""
-
-    def on_hidden_states(
-        self, rows: Sequence[str], counts: Sequence[int], firsts: Sequence[int] | None = None
-    ) -> None:
-        """The model's last pass ran `counts` tokens of each of `rows`, from the positions `firsts` on; None:
-        from where each row was."""
-
-    def skip(self, row: str, count: int) -> None:
-        """`count` tokens of `row` were run elsewhere, or restored."""
-
-    def copy(self, row: str, copy: str) -> None:
-        """`copy` begins at the position of `row`."""
-
-
-class NullSink:
-    """Sink without a drafter: ignores everything."""
-
-    def on_hidden_states(
-        self, rows: Sequence[str], counts: Sequence[int], firsts: Sequence[int] | None = None
-    ) -> None:
-        """Do nothing."""
-
-    def skip(self, row: str, count: int) -> None:
-        """Do nothing."""
-
-    def copy(self, row: str, copy: str) -> None:
-        """Do nothing."""
 
 
 class Tap(nn.Module):
@@ -177,7 +146,7 @@ class MtpRow:
 
 
 class HiddenStateProposer:
-    """`DraftProposer` on MTP layers; also their `HiddenStateSink`."""
+    """`DraftProposer` on MTP layers, which is told of each forward pass of the model right after it."""
 
     def __init__(self, network: MtpNetwork, tap: Tap, relative_cost: float) -> None:
         """`tap`: the tap on the model's hidden states, which has run at least once."""
@@ -188,11 +157,13 @@ class HiddenStateProposer:
         self._rows: dict[str, MtpRow] = {}
         self._width, self._value_bytes = tap.last.shape[-1], tap.last.dtype.size
 
-    # --- HiddenStateSink ---
+    # --- what the model has run ---
 
     def on_hidden_states(
         self, rows: Sequence[str], counts: Sequence[int], firsts: Sequence[int] | None = None
     ) -> None:
+        """Note that the model's last pass ran `counts` tokens of each of `rows`, from the positions `firsts`
+        on; None: from where each row was."""
         states = self._tap.last
         for index, (name, count) in enumerate(zip(rows, counts, strict=True)):
             row = self._row(name)
@@ -217,9 +188,11 @@ class HiddenStateProposer:
         row.heard, row.is_read = HiddenStateBuffer(first), False
 
     def skip(self, row: str, count: int) -> None:
+        """Note that `count` tokens of `row` were run elsewhere, or restored."""
         self._row(row).end += count
 
     def copy(self, row: str, copy: str) -> None:
+        """Begin `copy` at the position of `row`."""
         if row in self._rows:
             own = self._rows[row]
             heard = None if own.heard is None or own.is_read else replace(own.heard, parts=[*own.heard.parts])

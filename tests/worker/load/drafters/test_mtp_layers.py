@@ -21,7 +21,8 @@ from worker.load.load import ModelLoader
 from worker.load.options import LoadOptions
 from worker.load.source import bytes_of, weight_files
 from worker.runner.drafters.mtp import HiddenStateProposer
-from worker.values import BACKLOG_MAX
+from worker.runner.runner import BatchEngine
+from worker.values import BACKLOG_MAX, SamplingParams
 
 EYES = "qwen3_5-eyes"
 
@@ -113,3 +114,18 @@ def test_nothing_drafts_without_layers_or_when_it_is_off(
     assert isinstance(model, Model)
     assert model.engine.drafter is None
     assert model.position_cost is None
+
+
+def test_an_engine_that_verifies_no_drafts_keeps_no_hidden_states() -> None:
+    model = ModelLoader(str(model_folder(HEADS))).load(nothing)
+    assert isinstance(model, Model)
+    engine = model.engine
+    assert isinstance(engine, BatchEngine)
+    drafter = engine.drafter
+    assert isinstance(drafter, HiddenStateProposer)
+    engine.limit_passes(1, 0)
+    assert engine.drafter is None
+    engine.prefill({"a": (1, 2, 3)})
+    engine.start("a", (1, 2, 3, 4), 4, SamplingParams())
+    engine.step()
+    assert not drafter.knows("a")
