@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 WINDOW_ALONE_S = 0.001
+"""Window in seconds after a request that stayed alone: what was sent at once arrives within it."""
 WINDOW_RESUMED_S = 0.05
 """Window for a resumed request: all requests of a lost worker are resent together."""
 OTHERS_WITHIN = 4

@@ -62,6 +62,7 @@ from worker.values import NO_DRAFTS, EngineRequest, GuideError, Logprob, Sampled
 log = logging.getLogger(__name__)
 
 OUTBOX_MESSAGES_MAX = 2048
+"""Messages that wait for the I/O thread, beyond which no step is run: a minute of a step each 30 ms."""
 PAUSE_S = 0.05
 """Poll interval in seconds when there are rows but none can run, or when the outbox is full."""
 

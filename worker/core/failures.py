@@ -19,6 +19,7 @@ from worker.values import GuideError, SamplingParams
 log = logging.getLogger(__name__)
 
 FAILURES_MAX = 10
+"""Consecutive failures of the engine, without a token in between, after which the process ends."""
 PROBE = "probe"
 """Row id of the probe prompt. A gateway's request ids are random, and never this one."""
 

@@ -16,9 +16,11 @@ from protocol.errors import Code, RequestError
 from worker.core.rows import Row
 
 BLOCK_TOKENS = 64
+"""Tokens by which a reservation grows, so that a row reserves once in as many steps."""
 BUSY_S = 5.0
 """Retry-After of a request whose images find no room."""
 _MEMORY = 0.9
+"""Share of the learned excess that is left when a row has gone."""
 
 
 class Reservations:

@@ -41,6 +41,7 @@ BURST_S = 0.25
 BURST_PROMPT_S_MAX = 5.0
 """Longest prompt in seconds for which those that came with it decode seldom."""
 _SETTLING_STEPS = 2
+"""Steps after a preemption until the memory of all caches has dropped: the pass in flight holds it."""
 _RUNNING = (Phase.PREFILL, Phase.DECODE)
 
 

@@ -19,6 +19,7 @@ from worker.values import EngineRequest
 
 _UNABLE = "This model's layers, or its several machines, do not support it."
 CHUNK_TOKENS = 32
+"""Tokens that are skipped or run together."""
 HEAD_TOKENS, TAIL_TOKENS = 64, 256
 """Tokens always run, at the beginning (or the system prompt, if longer) and at the end."""
 SMOOTHED_TOKENS = 13

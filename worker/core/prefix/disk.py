@@ -20,10 +20,12 @@ from worker.core.prefix.folder import DIGEST, FileWriter, Folder, Record, Stored
 log = logging.getLogger(__name__)
 
 QUEUE_BYTES_MAX = 256 * 2**20
+"""Bytes that wait to be written: half a second of an SSD at 500 MB/s; more is not stored on disk."""
 FAILURES_MAX = 3
 """Number of consecutive failed writes that pause writing for `PAUSE_S`; each further one pauses it again."""
 PAUSE_S = 60.0
 CLOSE_WAIT_S_MAX = 10.0
+"""Seconds for which a worker that ends waits for the queue."""
 SPACE_EVERY_S = 60.0
 """Interval at which an idle tier looks how much space others have left."""
 

@@ -17,6 +17,7 @@ from typing import Literal
 from worker.core.prefix.tree import Item, Snapshot
 
 _SPARE_ENTRIES = 64
+"""Entries that a queue may have beyond two for each item before it is built anew."""
 
 Rank = tuple[bool, bool, int, int, int]
 

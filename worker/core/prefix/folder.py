@@ -35,13 +35,16 @@ from worker.values import ITEM_BYTES, ArrayBytes
 log = logging.getLogger(__name__)
 
 FILE_BYTES_MAX = 2**30
+"""A file is read in one piece."""
 HEADER_BYTES_MAX = 4 * 2**20
 """Enough for about 400,000 tokens in `Record.about`."""
 
 _MAGIC = b'{"__metadata__":{"format":"roundhouse-prefix-2","checksum":"'
 _BETWEEN = b'","data":"'
 _CHECKSUM_BYTES = 8
+"""A CRC-32 in hex."""
 _LENGTH_BYTES = 8
+"""The header's length, as the format has it."""
 
 
 class DamagedFileError(ValueError):

@@ -39,6 +39,7 @@ READ_WAIT_S_MAX = 60.0
 
 
 _RAM_DEFAULT = 2**30
+"""Bytes of prefixes in memory where the memory for caches is unknown."""
 
 
 @dataclass(frozen=True, slots=True)

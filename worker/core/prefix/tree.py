@@ -20,6 +20,7 @@ from msgspec import Struct
 from worker.common_prefix import common_prefix_length
 
 _DIGEST_BYTES = 20
+"""Bytes of a digest, which names a file: no two of 2**60 items are expected to share one."""
 _ITEM_BYTES = 1000
 _KEY_BYTES = 40
 """Approximate memory in bytes of an item and of each of its keys, without the payload."""
