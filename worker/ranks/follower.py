@@ -13,20 +13,24 @@ import platform
 import signal
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NoReturn, TypeVar
 
+import psutil
+
 from protocol import sockets
+from protocol.common.footprint import footprint_bytes
 from protocol.settings.reader import EXIT_CONFIGURATION
 from protocol.settings.worker import WorkerSettings
+from protocol.types import MemoryUsage, RankMemory
 from worker.interfaces import Engine, InsufficientMemoryError, ModelError
 from worker.load.options import LoadOptions
 from worker.load.sharded.loader import ShardLoader
 from worker.load.sharded.parallelism import ShardGroup
 from worker.ranks import rank_info, rpc
 from worker.ranks.line import FollowerLine, PeerMonitor
-from worker.ranks.memory import TELL_EVERY_S, MemoryReporter
 from worker.ranks.rank_info import FIRST, RankInfo
 from worker.values import CacheSegment, CacheSlice, ForcedTokens, Guide, SamplingParams
 
@@ -35,6 +39,9 @@ C = TypeVar("C", bound=rpc.Call)
 log = logging.getLogger(__name__)
 
 EXIT_BROKEN = 70
+TELL_EVERY_S = 2.0
+"""Least interval in seconds of reports of this rank's memory."""
+_SAY_S_MAX = 0.1
 HEARD_S_MAX = 10.0
 """Timeout in seconds for messages to the leader, and how long this rank waits after a refusal."""
 
@@ -108,6 +115,47 @@ class Follower:
 
 def _held(sampling: SamplingParams) -> SamplingParams:
     return replace(sampling, grammar=_Anything())
+
+
+class MemoryReporter:
+    """Memory reporter of a follower. `send`: `FollowerLine.send`; `device`: returns MLX's memory usage."""
+
+    def __init__(
+        self,
+        rank: int,
+        send: Callable[[rpc.Word, float], bool],
+        device: Callable[[], MemoryUsage],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._rank = rank
+        self._send = send
+        self._device = device
+        self._clock = clock
+        self._process = psutil.Process()
+        self._told_at = clock()
+        self._has_news = False
+
+    def after(self, call: rpc.Call | None) -> None:
+        """Report if there were calls since the last report, at most every `TELL_EVERY_S` seconds. `call`: the
+        call just executed, or None."""
+        self._has_news = self._has_news or call is not None
+        if self._has_news and self._clock() - self._told_at >= TELL_EVERY_S:
+            self.tell()
+
+    def tell(self) -> None:
+        """Report now."""
+        self._has_news, self._told_at = False, self._clock()
+        device = self._device()
+        taken = RankMemory(
+            rank=self._rank,
+            host=platform.node(),
+            resident_bytes=int(self._process.memory_info().rss),
+            footprint_bytes=footprint_bytes(),
+            device_bytes=device.device_bytes,
+            device_peak_bytes=device.device_peak_bytes,
+            device_spare_bytes=device.device_spare_bytes,
+        )
+        self._send(rpc.MemoryReport(taken), _SAY_S_MAX)
 
 
 def run(place: RankInfo, settings: WorkerSettings) -> int:

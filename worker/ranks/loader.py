@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,24 +16,50 @@ from msgspec import structs
 
 from protocol.common.model_folder import name_of
 from protocol.settings.worker import WorkerSettings
-from protocol.types import Resources
+from protocol.types import RankMemory, Resources
 from worker.interfaces import Model, ModelError, Progress
 from worker.process.startup_timer import StartupTimer
 from worker.ranks import rpc
 from worker.ranks.leader import Leader
-from worker.ranks.memory import RankMemoryTable
 from worker.ranks.rendezvous import Rendezvous
 
 if TYPE_CHECKING:
     from worker.load.sharded.loader import ShardLoader
 
-
-import msgspec
-
 log = logging.getLogger(__name__)
 
+_LISTEN_S = 0.1
+_HEARD_MAX = 64
+"""Maximum number of followers' messages read at once."""
 PROOF_S_MAX = 300.0
 """Timeout in seconds for probing the model and warming it up, which do not wait for a disk."""
+
+
+class RankMemoryTable:
+    """The followers' last reports, on the leader."""
+
+    def __init__(self, hear: Callable[[float], rpc.Word | None]) -> None:
+        """`hear`: returns the next message that comes within some seconds, if any."""
+        self._hear = hear
+        self._taken: dict[int, RankMemory] = {}
+
+    def await_all(self, ranks: int) -> None:
+        """Wait until `ranks` followers have reported, which each does after warming up."""
+        while len(self._taken) < ranks:
+            self._note(self._hear(_LISTEN_S))
+
+    def read(self) -> list[RankMemory]:
+        """Return the reports in the order of ranks, without blocking."""
+        for _ in range(_HEARD_MAX):
+            word = self._hear(0.0)
+            if word is None:
+                break
+            self._note(word)
+        return [self._taken[rank] for rank in sorted(self._taken)]
+
+    def _note(self, word: rpc.Word | None) -> None:
+        if isinstance(word, rpc.MemoryReport):
+            self._taken[word.taken.rank] = word.taken
 
 
 class SetLoader:
@@ -101,4 +128,4 @@ SET_STALL_S_MAX = 20.0
 def of_set(settings: WorkerSettings) -> WorkerSettings:
     """Return the settings adapted to several ranks: no prefix cache on disk, and a shorter stall timeout."""
     stall_s = settings.stall_timeout_s or SET_STALL_S_MAX
-    return msgspec.structs.replace(settings, stall_timeout_s=stall_s, prefix_cache_disk=0)
+    return structs.replace(settings, stall_timeout_s=stall_s, prefix_cache_disk=0)

@@ -8,7 +8,8 @@ import msgspec
 
 from protocol.types import Resources
 from worker.ranks import rpc
-from worker.ranks.memory import TELL_EVERY_S, MemoryReporter, RankMemoryTable
+from worker.ranks.follower import TELL_EVERY_S, MemoryReporter
+from worker.ranks.loader import RankMemoryTable
 
 
 class Line:

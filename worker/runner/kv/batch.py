@@ -151,9 +151,7 @@ class CacheBatch:
 
     def advance(self) -> None:
         """Keep all tokens that the rows were fed."""
-        self._positions.assign([
-            length + count for length, count in zip(self.lengths, self._counts, strict=True)
-        ])  # fmt: skip
+        self.skip(self._counts)
 
     def commit(self, kept: Sequence[int]) -> list[int]:
         """Keep the first `kept` tokens that each row was fed. Return the number in its caches: all of these,
@@ -179,8 +177,7 @@ class CacheBatch:
         self._positions.assign(saved.lengths)
 
     def skip(self, counts: Sequence[int]) -> None:
-        """Advance each row over `counts` tokens that are behind its end in the caches already. For batches
-        without states."""
+        """Advance each row over `counts` tokens that are behind its end in the caches already."""
         self._positions.assign([length + count for length, count in zip(self.lengths, counts, strict=True)])
 
     @property
