@@ -12,6 +12,7 @@ from typing import Any
 import mlx.core as mx
 
 from tests.models.fixtures import model_folder
+from tests.models.mtp_models import make_unfitted_heads
 from tests.models.tokenizer import train_tokenizer
 from tests.models.weights import draw_weights
 
@@ -43,6 +44,17 @@ def folders(name: str) -> tuple[Path, Path, Path]:
         _written(home / "right", source, small, first),
         _written(home / "wrong", source, small, draw_weights(small, tokenizer, 1)),
     )
+
+
+def with_mtp_layers(target: Path) -> Path:
+    """Write a copy of a hybrid model with multi-token-prediction layers of random weights."""
+    folder = target.with_name("mtp")
+    shutil.copytree(target, folder)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["text_config"]["rope_parameters"]["mrope_section"] = [3, 3, 2]
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    make_unfitted_heads(folder)
+    return folder
 
 
 def _config(source: Path, layers: int) -> dict[str, Any]:

@@ -3,9 +3,9 @@
     python -m bench.draftmodel [--models dense,hybrid] [--batches 1,4,16] [--rounds 5]
 
 In the target model all but the first few layers contribute little. The draft model consists of those first
-few, and mostly agrees. `wrong`: a draft model with other random weights, which never agrees. Answers are
-greedy. For comparison upstream's method with the same two models (`mlx_lm.server --draft-model`), for one
-request.
+few, and mostly agrees. `wrong`: a draft model with other random weights, which never agrees; of the hybrid
+model also multi-token-prediction layers. Answers are greedy. For comparison upstream's method with the same
+two models (`mlx_lm.server --draft-model`), for one request.
 """
 
 from __future__ import annotations
@@ -53,14 +53,20 @@ def case_of(rows: int) -> Case:
 
 def run(models: Sequence[str], batches: Sequence[int], rounds: int) -> None:
     from bench.drafted import Drafted
-    from bench.drafters import folders
+    from bench.drafters import folders, with_mtp_layers
     from bench.ours import load
 
     for name in models:
         target, right, wrong = folders(name)
         rows = []
-        for kind, draft in (("agreeing", right), ("wrong", wrong)):
-            model = load(target, draft)
+        sides: list[tuple[str, Path, Path | None]] = [
+            ("agreeing", target, right),
+            ("wrong", target, wrong),
+        ]
+        if name == "hybrid":
+            sides.append(("MTP layers that are wrong", with_mtp_layers(target), None))
+        for kind, folder, draft in sides:
+            model = load(folder, draft)
             for batch in batches:
                 make = partial(Drafted, model, batch)
                 rows.append(compared(f"{kind}, {batch} rows", make, case_of(batch), rounds))
