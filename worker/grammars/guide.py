@@ -19,7 +19,7 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from worker.grammars.jump_forward import FORESEE_S_MAX, Spacing, forced_tokens
+from worker.grammars.jump_forward import FORESEE_S_MAX, SAID_BYTES_MAX, forced_tokens
 from worker.grammars.tokenizer import GrammarTokenizer
 from worker.output.channels import CALL, CONTENT, REASONING, Edges, Transitions, TransitionScanner, signs_of
 from worker.values import ForcedTokens, GuideError
@@ -52,9 +52,10 @@ class Matcher:
         self._matcher = grammar.deep_copy()
         self._lexicon = lexicon
         self._slow = 0
-        self._spacing = Spacing()
-        self._unspaced: list[int] = []
-        """Tokens since the last search for forced tokens."""
+        self._said = b""
+        """The end of the answer at the last search for forced tokens."""
+        self._unsaid: list[int] = []
+        """Tokens since then."""
         self._opaque = 0
         """Number of consecutive slow searches for forced tokens."""
 
@@ -73,7 +74,7 @@ class Matcher:
         if self._has_failed():
             return True
         taken = self._timed(self._matcher.try_consume_tokens, [*tokens])
-        self._unspaced += tokens
+        self._unsaid += tokens
         return taken == len(tokens) or self._has_failed()
 
     def take_text(self, text: bytes) -> bool:
@@ -95,10 +96,9 @@ class Matcher:
         if self._has_failed() or self._opaque >= OPAQUE_LOOKS:
             return ForcedTokens()
         began = time.thread_time()
-        for token in self._unspaced:
-            self._spacing.accept_token(self._lexicon.spell(token))
-        self._unspaced.clear()
-        found = forced_tokens(self._matcher, self._lexicon, self._spacing, most)
+        more = b"".join(map(self._lexicon.spell, self._unsaid))
+        self._said, self._unsaid = (self._said + more)[-SAID_BYTES_MAX:], []
+        found = forced_tokens(self._matcher, self._lexicon, self._said, most)
         is_slow = time.thread_time() - began > 2 * FORESEE_S_MAX
         self._opaque = self._opaque + 1 if is_slow else 0
         return found

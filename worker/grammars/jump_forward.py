@@ -7,6 +7,7 @@ A token is certain only if it is the single one allowed.
 
 from __future__ import annotations
 
+import re
 import time
 
 import numpy as np
@@ -19,56 +20,38 @@ FORESEE_S_MAX = 0.002
 """Approximate limit of CPU time in seconds; a twentieth of it is usual. `Matcher` stops after repeated
 excess."""
 BYTES_MAX = 96
+SAID_BYTES_MAX = 1024
+"""Length of the end of the answer whose white space is imitated."""
 WAYS_MAX = 32
 """If more tokens than this are allowed, the continuation is not forced."""
 _BLANK = b" \t\r\n"
 _MARKS = b"{[,:"
 
 
-class Spacing:
-    """White-space style of an answer: the white space that came last behind each punctuation mark."""
-
-    def __init__(
-        self, gaps: dict[int, bytes] | None = None, mark: int | None = None, gap: bytes = b""
-    ) -> None:
-        self._gaps = {**gaps} if gaps else {ord(":"): b" ", ord(","): b" "}
-        self._mark = mark
-        """Last byte that is not white space, if it is a punctuation mark."""
-        self._gap = gap
-        """White space behind it so far."""
-
-    def copy(self) -> Spacing:
-        return Spacing(self._gaps, self._mark, self._gap)
-
-    def accept_token(self, text: bytes) -> None:
-        """Add the next bytes of the answer."""
-        for byte in text:
-            if byte in _BLANK:
-                self._gap += bytes([byte])
-                continue
-            if self._mark is not None:
-                self._gaps[self._mark] = self._gap
-            self._mark, self._gap = (byte if byte in _MARKS else None), b""
-
-    def expected(self) -> bytes:
-        """Return the white space that is likely to follow."""
-        gap = b"" if self._mark is None else self._gaps.get(self._mark, b"")
-        return gap[len(self._gap) :] if gap.startswith(self._gap) else b""
+def expected_space(text: bytes) -> bytes:
+    """Return the white space that is likely to follow: what came last behind the same punctuation mark."""
+    said = text.rstrip(_BLANK)
+    gap, mark = text[len(said) :], said[-1:]
+    if not mark or mark not in _MARKS:
+        return b""
+    gaps: list[bytes] = re.findall(re.escape(mark) + rb"([ \t\r\n]*)(?![ \t\r\n])", said[:-1])
+    likely = gaps[-1] if gaps else b" " if mark in b":," else b""
+    return likely[len(gap) :] if likely.startswith(gap) else b""
 
 
-def forced_tokens(matcher: LLMatcher, lexicon: GrammarTokenizer, spacing: Spacing, most: int) -> ForcedTokens:
-    """Return at most `most` forced tokens. Changes no state."""
-    tokens = _Walk(matcher, lexicon, spacing).tokens()[:most]
+def forced_tokens(matcher: LLMatcher, lexicon: GrammarTokenizer, said: bytes, most: int) -> ForcedTokens:
+    """Return at most `most` forced tokens. Changes no state. `said`: the end of the answer so far."""
+    tokens = _Walk(matcher, lexicon, said).tokens()[:most]
     return ForcedTokens(tuple(tokens), _certain(matcher, lexicon, tokens)) if tokens else ForcedTokens()
 
 
 class _Walk:
     """Walk along the forced continuation, on a copy of the matcher."""
 
-    def __init__(self, matcher: LLMatcher, lexicon: GrammarTokenizer, spacing: Spacing) -> None:
+    def __init__(self, matcher: LLMatcher, lexicon: GrammarTokenizer, said: bytes) -> None:
         self._matcher = matcher.deep_copy()
         self._lexicon = lexicon
-        self._spacing = spacing.copy()
+        self._said = said
         self._words = np.zeros(lexicon.blank_mask.size, np.uint32)
         self._text = b""
 
@@ -81,7 +64,7 @@ class _Walk:
             way = self._way()
             if isinstance(way, int):
                 return [*self._lexicon.tokens_of(self._text), way]
-            if not (self._pass(self._spacing.expected() + way) or self._pass(way)):
+            if not (self._pass(expected_space(self._said + self._text) + way) or self._pass(way)):
                 break
         return self._lexicon.tokens_of(self._text)
 
@@ -92,7 +75,6 @@ class _Walk:
             return False
         self._matcher.try_consume_tokens(tokens)
         self._text += text
-        self._spacing.accept_token(text)
         return True
 
     def _way(self) -> bytes | int:

@@ -15,7 +15,7 @@ from worker.grammars import guide as guide_module
 from worker.grammars import jump_forward
 from worker.grammars.compiler import GrammarError
 from worker.grammars.guide import AnswerGrammar, Markup
-from worker.grammars.jump_forward import Spacing
+from worker.grammars.jump_forward import expected_space
 from worker.grammars.response_formats import ResponseFormatError, grammar_of
 from worker.output.channels import CALL, CONTENT, REASONING
 from worker.values import ForcedTokens, Guide
@@ -94,18 +94,10 @@ def test_names_what_stands_between_them_and_the_end_follow() -> None:
 
 
 def test_white_space_is_that_behind_the_same_mark() -> None:
-    spacing = Spacing()
-    spacing.accept_token(b"{")
-    assert spacing.expected() == b""
-    spacing.accept_token(b'\n  "a":')
-    assert spacing.expected() == b" "
-    spacing.accept_token(b"1,\n ")
-    assert spacing.expected() == b""
-    spacing.accept_token(b' "b":')
-    assert spacing.expected() == b""
-    spacing.accept_token(b"2,\n ")
-    assert spacing.expected() == b" "
-    assert spacing.copy().expected() == b" "
+    said = b""
+    for more, space in ((b"{", b""), (b'\n  "a":', b" "), (b"1,\n ", b""), (b' "b":', b""), (b"2,\n ", b" ")):
+        said += more
+        assert expected_space(said) == space, said
 
 
 def test_jump_forward_yields_no_tokens_in_reasoning_and_free_text() -> None:
