@@ -18,7 +18,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
@@ -29,7 +29,7 @@ from msgspec import structs
 
 from protocol.types import Exactness, PassCheck
 from worker.interfaces import ModelError
-from worker.load.probe_results import ProbeResults, key_of
+from worker.load.probe_results import key_of
 from worker.process.device_errors import raise_if_device_failed
 from worker.runner.kv.buckets import FED_MAX
 from worker.runner.kv.capability_probe import REFUSALS
@@ -86,50 +86,40 @@ Weights = Sequence[mx.array]
 Answer = Sequence[SampledToken]
 
 
-class ExactnessResults:
-    """What `doctor` has measured on this machine, in `folder`; None: nothing is kept. `settings`: all with
-    which a model is loaded that change its passes."""
+def exactness_key(folder: Path, weights: Iterable[Path], network: object, *settings: str) -> str:
+    """Return the key of a model's measurement. `settings`: with which it is loaded and which change its
+    passes."""
+    variables = (f"{name}={os.environ.get(name)}" for name in _VARIABLES)
+    return key_of(folder, weights, network, "exactness", *settings, *variables)
 
-    def __init__(self, folder: Path | None, *settings: str) -> None:
-        self._results = ProbeResults(folder)
-        self._settings = [*settings, *(f"{name}={os.environ.get(name)}" for name in _VARIABLES)]
 
-    def keep(
-        self, name: str, engine: BatchEngine, network: nn.Module, folder: Path, weights: Sequence[Path]
-    ) -> Exactness:
-        """Measure a warm engine, and keep the result. Resets the engine. Raises `ModelError`."""
-        try:
-            found = structs.replace(measure(engine, limits=True), chip=wrong_results(*_types(network)))
-        except REFUSALS as error:
-            raise_if_device_failed(error)
-            raise ModelError(f"it cannot be measured which of its passes are exact ({error}).") from None
-        self._results.write(self._key(network, folder, weights), found)
-        return found
+def measure_model(engine: BatchEngine, network: nn.Module) -> Exactness:
+    """Measure a warm engine, and the products of its device. Resets the engine. Raises `ModelError`."""
+    try:
+        return structs.replace(measure(engine, limits=True), chip=wrong_results(*_types(network)))
+    except REFUSALS as error:
+        raise_if_device_failed(error)
+        raise ModelError(f"it cannot be measured which of its passes are exact ({error}).") from None
 
-    def limit(
-        self, name: str, engine: BatchEngine, network: nn.Module, folder: Path, weights: Sequence[Path]
-    ) -> Exactness:
-        """Limit an engine's passes to those that were measured to be equal, bit by bit; where nothing was
-        measured, to those of one row. Return what was measured."""
-        found = self._results.read(self._key(network, folder, weights), Exactness)
-        limits = found or UNMEASURED
-        engine.limit_passes(limits.rows_max or 1, limits.draft_tokens_max or 0)
-        if found is None:
-            log.warning(
-                "%s: --exact decodes each row in passes of its own, because which others are exact was not"
-                " measured: `roundhouse doctor --model` measures it, once for each model, device and version",
-                name,
-            )
-            return limits
-        drafts = f"drafts are verified up to {found.draft_tokens_max} tokens at a time, row by row"
-        drafts = drafts if found.draft_tokens_max else "no drafts are verified"
-        log.info("%s: --exact decodes at most %d rows in a pass; %s", name, limits.rows_max, drafts)
-        if any(check.kind == "chunks" and not check.is_exact for check in found.checks):
-            log.warning("%s: how a prompt is cut into chunks rounds differently, also with --exact", name)
-        return found
 
-    def _key(self, network: nn.Module, folder: Path, weights: Sequence[Path]) -> str:
-        return key_of(folder, weights, network, *self._settings)
+def limit_passes(name: str, engine: BatchEngine, found: Exactness | None) -> Exactness:
+    """Limit an engine to the passes that were measured to be equal, bit by bit; where nothing was measured,
+    to those of one row. Return the limits."""
+    limits = found or UNMEASURED
+    engine.limit_passes(limits.rows_max or 1, limits.draft_tokens_max or 0)
+    if found is None:
+        log.warning(
+            "%s: --exact decodes each row in passes of its own, because which others are exact was not"
+            " measured: `roundhouse doctor --model` measures it, once for each model, device and version",
+            name,
+        )
+        return limits
+    width = limits.draft_tokens_max
+    drafts = f"drafts are verified up to {width} tokens at a time, row by row" if width else "no drafts"
+    log.info("%s: --exact decodes at most %d rows in a pass; %s", name, limits.rows_max, drafts)
+    if any(check.kind == "chunks" and not check.is_exact for check in limits.checks):
+        log.warning("%s: how a prompt is cut into chunks rounds differently, also with --exact", name)
+    return limits
 
 
 def measure(

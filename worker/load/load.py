@@ -10,6 +10,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ import msgspec
 from protocol.common.expert_plan import ExpertPlan, ExpertPlanError, plan_experts
 from protocol.common.model_folder import name_of, original_name
 from protocol.tasks import Task
-from protocol.types import ExpertStatus, Resources
+from protocol.types import Exactness, ExpertStatus, Resources
 from worker.interfaces import AdapterError, DraftProposer, EmbeddingModel, Model, ModelError, Progress
 from worker.load.config import ModelConfig, find_task, forbid_remote_code, inspect_folder, reads
 from worker.load.device import MemoryFit, prepare_device
@@ -78,9 +79,7 @@ class ModelLoader:
     def load(self, progress: Progress) -> Model | EmbeddingModel:
         self._timer.lap("start")
         options = self._options
-        forbid_remote_code()
-        folder = find_folder(self._model, self._inspect)
-        config = self._inspect(folder)
+        folder, config = find_model(self._model, self.name)
         self._timer.lap("imports")
         files = _Files(folder, config, weight_files(folder, self.name), progress)
         self._draft = find_draft(options.draft_model) if options.draft_model else None
@@ -112,9 +111,6 @@ class ModelLoader:
         if self._expert_status is None:
             return taken
         return msgspec.structs.replace(taken, experts=self._expert_status())
-
-    def _inspect(self, folder: Path) -> ModelConfig:
-        return inspect_folder(folder, self.name)
 
     def _planned(self, files: _Files, task: Task, limit: int) -> ExpertPlan | None:
         """Return which experts stay on disk; None: none. Raises `ModelError`."""
@@ -303,17 +299,21 @@ class ModelLoader:
     def _limited(self, model: Model, network: Any, files: _Files) -> tuple[Model, bool]:
         """Return the model after `--exact` or `doctor` have done their part, and whether drafts are verified.
         Raises `ModelError`."""
-        from worker.load.exactness import ExactnessResults
+        from worker.load.exactness import exactness_key, limit_passes, measure_model
         from worker.runner.runner import BatchEngine
 
         options, engine = self._options, model.engine
         assert isinstance(engine, BatchEngine), "it was just built"
         if options.exactness == "none":
             return model, engine.capabilities.ahead
-        settings = f"{options.kv_quantization} {bool(self._experts)}"
-        results = ExactnessResults(options.exactness_folder, settings)
-        use = results.limit if options.exactness == "limits" else results.keep
-        exactness = use(self.name, engine, network, files.folder, files.weights)
+        results = ProbeResults(options.exactness_folder)
+        settings = str(options.kv_quantization), str(bool(self._experts))
+        key = exactness_key(files.folder, files.weights, network, *settings)
+        if options.exactness == "limits":
+            exactness = limit_passes(self.name, engine, results.read(key, Exactness))
+        else:
+            exactness = measure_model(engine, network)
+            results.write(key, exactness)
         if self._draft and not engine.capabilities.ahead:
             raise ModelError(
                 "with --exact no drafts are verified, because passes of several tokens round differently on"
@@ -375,6 +375,15 @@ class ModelLoader:
         model = build_encoding_model(self.name, files.folder, files.config, task, network)
         self._timer.lap("tokenizer")
         return model
+
+
+def find_model(model: str | None, name: str) -> tuple[Path, ModelConfig]:
+    """Return a model's folder and config, for a process that runs no code of models from now on. Raises
+    `ModelError`."""
+    forbid_remote_code()
+    inspect = partial(inspect_folder, name=name)
+    folder = find_folder(model, inspect)
+    return folder, inspect(folder)
 
 
 def _versions(facts: ModelInfo, config: ModelConfig) -> dict[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -13,11 +12,18 @@ import pytest
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
-from protocol.types import PassCheck
+from protocol.types import Exactness, PassCheck
 from tests.models.fixtures import model_folder
 from worker.interfaces import ModelError
 from worker.load import exactness
-from worker.load.exactness import CHECKS, UNMEASURED, ExactnessResults, measure
+from worker.load.exactness import (
+    CHECKS,
+    UNMEASURED,
+    exactness_key,
+    limit_passes,
+    measure,
+    measure_model,
+)
 from worker.runner.kv.capability_probe import BatchCapabilities
 from worker.runner.runner import BatchEngine
 from worker.values import SamplingParams
@@ -133,32 +139,40 @@ def test_a_measurement_ends_after_its_time_and_says_so() -> None:
     assert (late.rows_max, late.draft_tokens_max, late.is_complete) == (1, 0, False)
 
 
-def test_what_was_measured_is_kept_for_its_model_settings_and_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    network, folder = RowDependent(rows=5, tokens=3), model_folder("llama")
-    of_model: Any = ("m", BatchEngine(network, ABLE), network, folder, list(folder.glob("*.safetensors")))
-    assert ExactnessResults(tmp_path).limit(*of_model) == UNMEASURED
-    assert "was not measured" in caplog.text
-    monkeypatch.setattr(exactness, "MEASURE_S_MAX", 1e9)
-    of_model = (of_model[0], BatchEngine(network, ABLE), *of_model[2:])
-    found = ExactnessResults(tmp_path).keep(*of_model)
-    assert (found.rows_max, found.draft_tokens_max) == (5, 3)
-    assert ExactnessResults(tmp_path).limit(*of_model) == found
-    assert not of_model[1].capabilities.padded
-    assert ExactnessResults(tmp_path, "other settings").limit(*of_model) == UNMEASURED
+def test_a_measurement_counts_for_its_model_settings_and_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = model_folder("llama")
+
+    def key(*settings: str) -> str:
+        return exactness_key(folder, folder.glob("*.safetensors"), _llama(), *settings)
+
+    keys = [key(), key("other settings")]
+    assert key() == keys[0]
     monkeypatch.setenv("MLX_ENABLE_TF32", "0")
-    assert ExactnessResults(tmp_path).limit(*of_model) == UNMEASURED
+    keys.append(key())
+    assert len(set(keys)) == len(keys)
 
 
-def test_a_model_that_cannot_be_measured_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_are_limited_to_one_row_where_nothing_was_measured(caplog: pytest.LogCaptureFixture) -> None:
+    engine = BatchEngine(RowDependent(rows=5, tokens=3), ABLE)
+    assert limit_passes("m", engine, None) == UNMEASURED
+    assert "was not measured" in caplog.text
+    assert not engine.capabilities.together
+    found = Exactness(rows_max=5, draft_tokens_max=3)
+    engine = BatchEngine(RowDependent(rows=5, tokens=3), ABLE)
+    assert limit_passes("m", engine, found) == found
+    assert engine.capabilities.together
+    assert engine.capabilities.ahead
+    assert not engine.capabilities.padded
+
+
+def test_a_model_that_cannot_be_measured_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(engine: BatchEngine, *, limits: bool) -> None:
         raise ValueError("no such pass")
 
-    network, folder = RowDependent(rows=5, tokens=3), model_folder("llama")
+    network = RowDependent(rows=5, tokens=3)
     monkeypatch.setattr(exactness, "measure", failing)
     with pytest.raises(ModelError, match="which of its passes are exact"):
-        ExactnessResults(tmp_path).keep("m", BatchEngine(network, ABLE), network, folder, [])
+        measure_model(BatchEngine(network, ABLE), network)
 
 
 def test_wrong_products_of_a_chip_are_named_with_what_avoids_them() -> None:

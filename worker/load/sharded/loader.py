@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 from protocol.common.model_folder import name_of, original_name
 from protocol.types import Resources
 from worker.interfaces import Engine, InsufficientMemoryError, Model, ModelError, Progress
-from worker.load.config import ModelConfig, find_task, forbid_remote_code, inspect_folder, reads
+from worker.load.config import ModelConfig, find_task, reads
 from worker.load.device import MemoryFit, prepare_device
 from worker.load.explain import describe, explain, raise_if_transient
-from worker.load.load import TOKENIZERS
+from worker.load.load import TOKENIZERS, find_model
 from worker.load.options import LoadOptions
 from worker.load.sharded.parallelism import ShardGroup, ShardNetwork, weight_bytes
-from worker.load.source import find_folder, fingerprint, lossy, weight_files
+from worker.load.source import fingerprint, lossy, weight_files
 from worker.load.weights import evaluate, position_cost, warm_up
 from worker.process.startup_timer import StartupTimer
 
@@ -63,10 +63,7 @@ class ShardLoader:
     def read(self, progress: Progress) -> None:
         """Load this rank's weights. Raises `ModelError` or `InsufficientMemoryError`."""
         self._timer.lap("start")
-        forbid_remote_code()
-        inspect = partial(inspect_folder, name=self.name)
-        self._folder = find_folder(self._model, inspect)
-        self._config = inspect(self._folder)
+        self._folder, self._config = find_model(self._model, self.name)
         self._require_splittable()
         weight_files(self._folder, self.name)
         self._timer.lap("imports")
