@@ -28,9 +28,16 @@ from tests.models.families import PREFIX, REFUSED, listed
 from tests.models.fixtures import model_folder
 from tests.models.vision_models import EYES
 from tests.models.zoo import ZOO
-from worker.load.capabilities import LIBRARIES, TABLE, CapabilityTable, FamilyVerdict, device_kind, parts_of
+from worker.load.capabilities import (
+    LIBRARIES,
+    TABLE,
+    CapabilityTable,
+    FamilyVerdict,
+    device_kind,
+    parts_of,
+    stage_for,
+)
 from worker.load.config import read_config, reads
-from worker.load.probe_network import stage_for
 from worker.load.vlm_text import like, load_network, try_text
 from worker.load.weights import Open, open_text
 from worker.pocket import MODEL_PATH

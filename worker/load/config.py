@@ -4,9 +4,11 @@ is for, and the code that it names, which is never run."""
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
 import logging
 import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -43,6 +45,15 @@ _MODULE = re.compile(r"[\w-]+")
 
 Kind = Literal["text", "vision"]
 _VERBS: dict[Task, str] = {"generate": "generate text", "embed": "embed texts", "rerank": "rank documents"}
+
+Config = Mapping[str, Any]
+
+_ROPE_KEY = "rope_parameters"
+_BASES = ("rope_theta", "rotary_emb_base", "rope_embedding_base")
+_LOCAL_BASES = ("rope_local_base_freq", "swa_rope_theta", "rope_local_theta")
+"""Of sliding-window layers, in families whose kinds of layers differ."""
+_SHARES = ("partial_rotary_factor", "rotary_pct")
+_APART = frozenset({"rope_theta", "partial_rotary_factor"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,3 +199,66 @@ def _end_tokens(folder: Path, config: dict[str, Any], text: dict[str, Any]) -> t
     told = [place.get("eos_token_id") for place in (generation, config, text)]
     tokens = [token for each in told for token in (each if isinstance(each, list) else [each])]
     return tuple(dict.fromkeys(token for token in tokens if type(token) is int))
+
+
+def rope_overrides(folder: Path) -> dict[str, Any]:
+    """Return what to change in a folder's config for mlx-lm; empty for most.
+
+    transformers 5 writes rotary embeddings under `rope_parameters`. About fifty of mlx-lm's families know
+    the older keys alone: without them they use their default base, and answer wrongly without a word.
+    """
+    from mlx_lm.utils import _get_classes
+
+    config = json.loads((folder / "config.json").read_bytes())
+    if not _has_rope_parameters(config):
+        return {}
+    try:
+        _, arguments = _get_classes(config)
+    except ValueError:  # not a family of mlx-lm's
+        return {}
+    return translated_rope(config, inspect.signature(arguments).parameters)
+
+
+def translated_rope(
+    config: Config, known: Collection[str] | None = None, text: Collection[str] | None = None
+) -> dict[str, Any]:
+    """Return the older keys, of a config and of its language model's. `known`, `text`: the keys that the
+    family's arguments for each have; None: it is not known."""
+    changed = _older_rope(config, known)
+    # Some of mlx-vlm's have that key and do not read it.
+    text = None if text is None else {*text} - {_ROPE_KEY}
+    for key in TEXT_KEYS:
+        if isinstance(inner := config.get(key), dict) and (told := _older_rope(inner, text)):
+            changed[key] = inner | told
+    return changed
+
+
+def _has_rope_parameters(config: Config) -> bool:
+    inner = [config[key] for key in TEXT_KEYS if isinstance(config.get(key), dict)]
+    return any(isinstance(each.get(_ROPE_KEY), dict) for each in (config, *inner))
+
+
+def _older_rope(config: Config, known: Collection[str] | None) -> dict[str, Any]:
+    told = config.get(_ROPE_KEY)
+    if not isinstance(told, dict) or (known is not None and _ROPE_KEY in known):
+        return {}
+    local: Config = {}
+    if isinstance(told.get("full_attention"), dict):  # one for each kind of layer
+        local, told = told.get("sliding_attention") or {}, told["full_attention"]
+    scaling = {key: value for key, value in told.items() if key not in _APART}
+    is_scaled = scaling.get("rope_type", "default") != "default" or len(scaling) > 1
+    found = {
+        _key_among(_BASES, known): told.get("rope_theta"),
+        _key_among(_LOCAL_BASES, known): local.get("rope_theta"),
+        _key_among(_SHARES, known): told.get("partial_rotary_factor"),
+        "rope_scaling": scaling if is_scaled else None,
+    }
+    return {
+        key: value
+        for key, value in found.items()
+        if value is not None and config.get(key) is None and (known is None or key in known)
+    }
+
+
+def _key_among(names: tuple[str, ...], known: Collection[str] | None) -> str:
+    return next((name for name in names if known is not None and name in known), names[0])

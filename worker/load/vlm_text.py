@@ -18,7 +18,7 @@ from typing import Any
 import mlx.core as mx
 
 from worker.interfaces import ModelError
-from worker.load.rope_parameters import translated
+from worker.load.config import translated_rope
 from worker.load.weights import open_with_config
 from worker.runner.vision import VisionNetwork
 
@@ -44,7 +44,7 @@ def load_network(folder: Path) -> VisionNetwork:
     require_writer(config)
     open_whole = partial(load_model, lazy=True)
     arguments = getattr(get_model_and_args(config)[0], "TextConfig", None)
-    told = translated(config, text=None if arguments is None else signature(arguments).parameters)
+    told = translated_rope(config, text=None if arguments is None else signature(arguments).parameters)
     whole = open_with_config(folder, config | told, open_whole) if told else open_whole(folder)
     if is_diffusion_model(whole):
         raise ModelError("it generates by diffusion, many tokens at a time, which is not supported.")

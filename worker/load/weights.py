@@ -11,7 +11,7 @@ from typing import Any
 
 from protocol.common.temporary_folder import TemporaryFolder
 from worker.interfaces import Engine, Progress
-from worker.load.rope_parameters import overrides
+from worker.load.config import rope_overrides
 from worker.values import PRICED_COLUMNS, SamplingParams
 
 Open = Callable[[Path], Any]
@@ -30,7 +30,7 @@ def open_text(folder: Path) -> Any:
     """Open mlx-lm's model, an `mlx.nn.Module` with lazy parameters. Raises whatever upstream raises."""
     from mlx_lm.utils import load_model
 
-    network, _ = load_model(folder, lazy=True, model_config=overrides(folder))
+    network, _ = load_model(folder, lazy=True, model_config=rope_overrides(folder))
     return network
 
 

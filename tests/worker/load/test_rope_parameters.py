@@ -12,7 +12,7 @@ from mlx_lm.utils import _get_classes
 
 from tests.models.families import PREFIX, config_of, listed
 from tests.worker.folders import copied
-from worker.load.rope_parameters import overrides, translated
+from worker.load.config import rope_overrides, translated_rope
 from worker.load.weights import open_text
 
 BASE = 123456.0
@@ -38,7 +38,7 @@ def test_a_familys_arguments_are_the_same_in_either_form(family: str) -> None:
     old = arguments_of(config | {name: BASE for name in BASES if name in known})
     parameters = {"rope_type": "default", **config.pop("rope_parameters", {}), "rope_theta": BASE}
     new = {name: it for name, it in config.items() if name not in BASES} | {"rope_parameters": parameters}
-    assert arguments_of(new | translated(new, known)) == old
+    assert arguments_of(new | translated_rope(new, known)) == old
 
 
 def test_the_network_is_the_same_in_either_form(tmp_path: Path) -> None:
@@ -55,8 +55,8 @@ def test_the_network_is_the_same_in_either_form(tmp_path: Path) -> None:
     )
     tokens = mx.array([[5, 6, 7, 8]])
     assert mx.array_equal(open_text(old)(tokens), open_text(new)(tokens))
-    assert overrides(old) == {}
-    assert overrides(new) == {"rope_theta": BASE, "rope_scaling": scaling}
+    assert rope_overrides(old) == {}
+    assert rope_overrides(new) == {"rope_theta": BASE, "rope_scaling": scaling}
 
 
 @pytest.mark.parametrize(
@@ -90,12 +90,12 @@ def test_the_network_is_the_same_in_either_form(tmp_path: Path) -> None:
     ],
 )
 def test_layer_kinds_and_inner_configs_are_translated(config: dict[str, Any], told: dict[str, Any]) -> None:
-    assert translated(config) == told
+    assert translated_rope(config) == told
 
 
 def test_a_language_model_gets_the_keys_that_it_has() -> None:
     """Of mlx-vlm's, most ignore others, and GLM-OCR fails on them."""
     config = {"text_config": {"rope_parameters": {"rope_theta": 5e5, "partial_rotary_factor": 0.5}}}
-    assert translated(config, text=["rope_parameters"]) == {}
-    told = translated(config, text=["rope_parameters", "rope_theta"])
+    assert translated_rope(config, text=["rope_parameters"]) == {}
+    told = translated_rope(config, text=["rope_parameters", "rope_theta"])
     assert told == {"text_config": config["text_config"] | {"rope_theta": 5e5}}

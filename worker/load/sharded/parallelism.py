@@ -24,7 +24,7 @@ from mlx_lm.utils import get_total_parameters, load_model
 
 from protocol.hosts import Backend, Mode
 from worker.interfaces import ModelError
-from worker.load.rope_parameters import overrides
+from worker.load.config import rope_overrides
 from worker.runner.kv.batch import RowCaches, leaf_caches
 from worker.runner.trees import arrays_of
 
@@ -96,7 +96,7 @@ class ShardGroup:
     def open(self, folder: Path) -> ShardNetwork:
         """Open this rank's shard of a network; no weights are read. Raises `ModelError` if it cannot be
         split, and whatever upstream raises if it cannot be opened."""
-        network, config = load_model(folder, lazy=True, model_config=overrides(folder))
+        network, config = load_model(folder, lazy=True, model_config=rope_overrides(folder))
         self.parameters = int(get_total_parameters(network))
         self.mode = self._mode_for(network, str(config.get("model_type")))
         if self.mode == "tensor":

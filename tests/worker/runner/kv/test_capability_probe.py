@@ -13,8 +13,8 @@ from mlx_lm.utils import load_model
 from tests.models.fixtures import model_folder
 from tests.worker.folders import copied
 from worker.interfaces import Model
+from worker.load.capabilities import stage_for
 from worker.load.load import ModelLoader
-from worker.load.probe_network import stage_for
 from worker.runner.kv.batch import CacheBatch
 from worker.runner.kv.capability_probe import BatchCapabilities, ProbeTarget, probe_capabilities
 from worker.runner.kv.row_caches import row_cost

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from worker.load.probe_network import farthest, shortened
+from worker.load.capabilities import farthest, shortened
 
 
 @pytest.mark.parametrize(
