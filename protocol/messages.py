@@ -351,13 +351,14 @@ class Finished(Message, frozen=True):
 
 class Failed(Message, frozen=True):
     """Failure; terminal. `code` is one of `protocol.errors.Code`. `details`: the numbers in `message`, by
-    name."""
+    name. `retry_after_s`: when another try is worth it; None: not said."""
 
     id: Id
     code: str
     message: str
     param: str | None = None
     details: dict[Name, Count] = {}
+    retry_after_s: Seconds | None = None
 
 
 def failed(incarnation: str, id: str, error: RequestError) -> Failed:
@@ -369,6 +370,7 @@ def failed(incarnation: str, id: str, error: RequestError) -> Failed:
         message=error.message,
         param=error.param,
         details={name: number for name, number in error.details.items() if isinstance(number, int)},
+        retry_after_s=error.retry_after_s,
     )
 
 

@@ -12,7 +12,9 @@ from protocol.types import Timings, Usage
 def failure(failed: Failed) -> RequestError:
     """Return the error of a failed flight, for its client."""
     code = code_named(failed.code)
-    retry = 1.0 if KINDS[code].retryable else None
+    retry = failed.retry_after_s
+    if retry is None and KINDS[code].retryable:
+        retry = 1.0
     details: dict[str, object] = dict(failed.details)
     message = failed.message or None
     return RequestError(code, message, param=failed.param, retry_after_s=retry, details=details)

@@ -9,6 +9,8 @@ import pytest
 
 from broker.api.messages.answer import PING
 from protocol.conversation import unpack
+from protocol.errors import Code, RequestError
+from protocol.messages import failed as refused
 from tests.broker.application import BODIES, CHAT, MESSAGES, RESPONSES, SAID, TEXT, House, house_with_worker
 from tests.broker.asgi import until
 from tests.factories import accepted, events, failed, finished, reused
@@ -77,6 +79,15 @@ async def test_a_stream_sends_nothing_before_the_workers_first_message(path: str
     house.line.say("w", failed("w", id, "context_length_exceeded"))
     assert (await answer.end()).status == 400
     assert "error" in answer.json
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_refusal_by_a_worker_says_when_to_retry(path: str, stream: bool, house: House) -> None:
+    answer = house.post(path, stream=stream, **BODIES[path])
+    refusal = RequestError(Code.TEXT_GENERATION_BUSY, "No memory.", retry_after_s=5.0)
+    house.line.say("w", refused("w", await house.arrived(), refusal))
+    assert ((await answer.end()).status, answer.headers["retry-after"]) == (503, "5")
 
 
 async def test_a_completion_goes_on_with_its_prompts(roomy: House) -> None:
