@@ -23,7 +23,7 @@ ID_CHARS = 8
 _BARS = "▁▂▃▄▅▆▇█"
 _STYLES = {
     "ready": "green", "loaded": "green", "loading": "yellow", "draining": "yellow", "silent": "red",
-    "stalled": "red", "failed": "red", "unloaded": "dim",
+    "stalled": "red", "starving": "red", "failed": "red", "unloaded": "dim",
 }  # fmt: skip
 
 Document = Mapping[str, Any]
@@ -138,7 +138,7 @@ def _restarts(model: Document) -> Text:
     """Return the number of unexpected exits of its processes."""
     count = model.get("restarts")
     if count is None:
-        count = sum((model.get("losses") or {}).get(verdict, 0) for verdict in ("dead", "silent", "stalled"))
+        count = (model.get("losses") or {}).get("dead", 0)  # of the others, each is alive, or dead as well
     last = str(model.get("last_end_reason") or "").upper().replace("_", " ")
     return Text(f"{count} {last}".strip() if count else "", "yellow")
 

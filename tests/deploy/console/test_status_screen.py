@@ -14,7 +14,7 @@ from deploy.console import status_screen
 from protocol.messages import Heartbeat, Loading
 from protocol.supervisor_messages import ModelState, ModelStates
 from protocol.types import RequestStatus, Resources
-from tests.broker.dispatcher_line import Line
+from tests.broker.dispatcher_line import SILENT_S, Line
 from tests.factories import accepted, events, finished, request, reused
 
 
@@ -50,6 +50,23 @@ def test_a_worker_that_loads_says_how_far_it_is() -> None:
     assert "2 EXIT 70" in text
     assert "other[/]" in text
     assert "up 1 h 1 m" in text
+
+
+def test_without_a_supervisor_a_silence_is_no_death_and_a_hung_worker_dies_once() -> None:
+    line = Line()
+    line.serving("w")
+    line.clock.now += SILENT_S + 0.1
+    line.dispatcher.sweep()
+    line.beat("w")
+    line.dispatcher.sweep()
+    [row] = [row for row in shown(status(line)).splitlines() if row.startswith("m ")]
+    assert row.rstrip().endswith(" 0 B")
+    for _ in range(2):
+        line.clock.now += SILENT_S + 0.1
+        line.dispatcher.sweep()
+    line.lose_for_good("w")
+    [row] = [row for row in shown(status(line)).splitlines() if row.startswith("m ")]
+    assert row.split()[-1] == "1"
 
 
 def test_requests_are_shown_where_they_stand_and_what_became_of_the_last() -> None:
