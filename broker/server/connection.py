@@ -72,6 +72,8 @@ class ConnectionLimits:
     """Seconds from the end of a request's head to its last byte."""
     unread_s_max: float
     """Seconds that a client may pause reading when the socket buffers are full."""
+    max_set_by: str = "--max-connections"
+    """What `connections_max` comes from, for the log."""
 
 
 class TurnedAwayLog:
@@ -87,8 +89,8 @@ class TurnedAwayLog:
             return
         count = counters.connections_turned_away - self._logged
         self._logged, self._logged_at = counters.connections_turned_away, now
-        about = "client connections turned away: %d; %d are open, the limit (--max-connections)"
-        log.warning(about, count, limits.connections_max)
+        about = "client connections turned away: %d; %d are open, the limit (%s)"
+        log.warning(about, count, limits.connections_max, limits.max_set_by)
 
 
 class Connection(HttpToolsProtocol):

@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, MutableMapping, Sequence
+from dataclasses import replace
 from ipaddress import ip_address
 from types import FrameType
 from typing import cast
@@ -61,15 +62,16 @@ class Server(uvicorn.Server):
 
 def server_config(app: ASGIApp, configured: GatewaySettings, counters: HttpCounters) -> uvicorn.Config:
     """Return the uvicorn configuration for the application. `counters`: of what never reaches it."""
-    connections_max = available_connections(configured.max_connections)
-    if connections_max < configured.max_connections:
-        log.warning("the limit of open files allows only %d client connections", connections_max)
+    limits = ConnectionLimits(
+        configured.max_connections, configured.body_timeout_s, configured.read_timeout_s
+    )
+    if (available := available_connections(limits.connections_max)) < limits.connections_max:
+        limits = replace(limits, connections_max=available, max_set_by="that of open files")
+        log.warning("the limit of open files allows only %d client connections", available)
     return uvicorn.Config(
         app,
         loop="uvloop",
-        http=connection_type(
-            ConnectionLimits(connections_max, configured.body_timeout_s, configured.read_timeout_s), counters
-        ),
+        http=connection_type(limits, counters),
         ws="none",
         lifespan="on",
         access_log=False,

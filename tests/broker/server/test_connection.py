@@ -8,12 +8,16 @@ import json
 import logging
 import resource
 import socket
+from typing import cast
 
 import pytest
+from starlette.types import ASGIApp
 
 from broker.dispatch.traffic import HttpCounters
-from broker.server import connection
+from broker.server import connection, server
 from broker.server.connection import HEAD_BYTES_MAX, HEADERS_MAX, available_connections
+from broker.server.server import server_config
+from protocol.settings.gateway import GatewaySettings
 from tests.broker.server.echo_server import GET, SOON_S, Client, Server, serving
 
 PIECE_BYTES_MAX = 2**18
@@ -313,6 +317,17 @@ async def test_connections_turned_away_are_counted_and_logged_at_most_once_a_min
     first, second = [record.getMessage() for record in caplog.records]
     assert first == "client connections turned away: 1; 1 are open, the limit (--max-connections)"
     assert second.startswith("client connections turned away: 4; ")
+
+
+@pytest.mark.parametrize(("allowed", "limit"), [(8, "--max-connections"), (3, "that of open files")])
+def test_the_log_names_the_limit_that_turns_away(
+    allowed: int, limit: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server, "available_connections", lambda wanted: allowed)
+    config = server_config(cast(ASGIApp, None), GatewaySettings(max_connections=8), HttpCounters())
+    made = cast(type[connection.Connection], config.http)
+    made.turned_away_log.note(HttpCounters(), made.limits, now=0.0)
+    assert caplog.messages[-1].endswith(f"{allowed} are open, the limit ({limit})")
 
 
 async def test_refusals_of_the_connection_itself_are_counted_as_responses() -> None:
