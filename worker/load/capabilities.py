@@ -182,7 +182,8 @@ def parts_of(network: Any) -> set[str]:
 def _threshold_names(module: nn.Module) -> Iterator[str]:
     """Yield the names of the thresholds among a module's attributes and those of its config."""
     for name, value in vars(module).items():
-        inner = vars(value) if dataclasses.is_dataclass(value) else {name: value}
+        fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
+        inner = {field.name: getattr(value, field.name, None) for field in fields} or {name: value}
         yield from (each for each, count in inner.items() if type(count) is int and farthest({each: count}))
 
 
