@@ -18,6 +18,7 @@ from worker.runner.verification import Verifier
 
 ROWS = 5
 SEEDS = {
+    "dense": 9,
     "deepseek_v41": 2,
     "llama_4bit": 2,
     "afm7": 1,
