@@ -4,7 +4,7 @@ An entry has a kind and an id, an owner, a head that can be replaced, items, and
 (media, pieces of conversations), each stored once. Everything is opaque bytes here. The kinds of entries, and
 who deletes them beside the bounds of the file:
 
-* `answer`, of `answers.recorder`: deleted when the answer is forgotten, or cannot be restored;
+* `answer`, of `answers.record`: deleted when the answer is forgotten, or cannot be restored;
 * `response`, of `api.responses.store`: responses and conversations, deleted by their owner;
 * `served`, of `requests.recovery`: the served models, deleted when they have no worker.
 

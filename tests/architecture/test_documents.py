@@ -87,6 +87,16 @@ def test_each_subpackage_is_in_the_table() -> None:
                 assert f"{package}/{subpackage.name}/" in architecture, subpackage
 
 
+def test_each_module_in_the_table_is_in_its_package() -> None:
+    table = DOCUMENTS["docs/architecture.md"].partition("\n## Packages\n")[2].partition("\n\n## ")[0]
+    rows = re.findall(r"^\| `([\w/]+)/` \|(.*)\|[^|]*\|$", table, re.MULTILINE)
+    assert len(rows) > 20
+    for folder, row in rows:
+        for name in set(re.findall(r"`(\w+/?)`", row)) - {"roundhouse", "bench/", *TOP}:
+            places = [ROOT / folder, ROOT / "deploy/command"]  # the names of commands are in any row
+            assert any((place / name).is_dir() or (place / f"{name}.py").exists() for place in places), row
+
+
 def test_each_promise_names_its_test() -> None:
     table = DOCUMENTS["docs/guarantees.md"].partition("| promise | test |")[2].partition("\n\n")[0]
     rows = [row for row in table.splitlines() if row.startswith("| ") and "---" not in row]

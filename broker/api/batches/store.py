@@ -306,9 +306,10 @@ def _sync_folder(folder: Path) -> None:
 
 # --- Records of a batch folder of an earlier version, which had them in files of their own -----------
 #
-# lock                    taken by the process that uses the folder files/ID.json           the record of a
-# file batches/ID.json         the record of a batch batches/ID.results      the results of one that is not
-# over: not taken over, its lines run again
+#     lock                    taken by the process that uses the folder
+#     files/ID.json           the record of a file
+#     batches/ID.json         the record of a batch
+#     batches/ID.results      the results of one that is not over: not taken over, its lines run again
 
 
 def _is_former(folder: Path) -> bool:
