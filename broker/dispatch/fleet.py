@@ -346,7 +346,8 @@ class Fleet:
     ) -> Worker:
         """Return the least loaded worker that serves `model`. Raises `RequestError`.
 
-        `model`: None means any model, preferably one for `task`.
+        `model`: None means any model, preferably one for `task`. `Failover.choose_replica` may exchange the
+        worker for a replica.
         """
         if model is not None and self.models and model not in self.models:
             raise unknown_model(model, self.models)
