@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from broker.dispatch.fleet import Fleet, Worker
-from broker.dispatch.flight import Flights
+from broker.dispatch.flights import Flights
 from protocol.adapters import ADAPTERS_MAX, SEPARATOR
 from protocol.errors import Code, RequestError, adapter_not_found
 from protocol.messages import AdaptersChanged, LoadAdapter, Message, UnloadAdapter

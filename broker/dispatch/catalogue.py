@@ -12,7 +12,8 @@ import secrets
 from collections.abc import Callable, Iterable, Sequence
 
 from broker.dispatch.fleet import Fleet, ModelEntry, UnloadedModel, Worker, unknown_model, unseen
-from broker.dispatch.flight import Flight, Flights
+from broker.dispatch.flight import Flight
+from broker.dispatch.flights import Flights
 from broker.dispatch.residency import ModelDemand, Residency
 from protocol.errors import Code, RequestError
 from protocol.messages import Ready

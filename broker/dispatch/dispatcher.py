@@ -20,7 +20,8 @@ from broker.dispatch.checkpoint import Checkpoint, checkpoint_of, flight_of
 from broker.dispatch.failover import Failover, Send, listed
 from broker.dispatch.figures import ModelFigures
 from broker.dispatch.fleet import Fleet, HealthState, Target, UnloadedModel, Worker
-from broker.dispatch.flight import LONG_S, Flight, Flights, Item
+from broker.dispatch.flight import LONG_S, Flight, Item
+from broker.dispatch.flights import Flights
 from broker.dispatch.history import MetricsHistory
 from broker.dispatch.routing import Routing
 from broker.dispatch.starvation import DISPLACED, Starvation, displaced

@@ -16,7 +16,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from broker.dispatch.fleet import Fleet, Worker
-from broker.dispatch.flight import Flight, Flights
+from broker.dispatch.flight import Flight
+from broker.dispatch.flights import Flights
 from broker.dispatch.placement import PlacementTarget, placements
 from broker.dispatch.routing import Routing, WorkerLoad
 from protocol.common.log_context import about

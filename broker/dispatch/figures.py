@@ -18,7 +18,7 @@ from typing import Any, Generic, Literal, TypeVar
 from broker.dispatch.adapters import AdapterCatalogue
 from broker.dispatch.catalogue import Catalogue
 from broker.dispatch.fleet import Fleet, Worker
-from broker.dispatch.flight import Flights
+from broker.dispatch.flights import Flights
 from broker.dispatch.traffic import Histogram, ModelTraffic, Traffic
 from protocol.messages import Heartbeat
 from protocol.types import AdapterInfo, PrefixStatus, PreparationStatus, RankMemory, Resources

@@ -16,10 +16,9 @@ an `Attempt` with a unique id, which continues after the tokens of the attempts 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -91,50 +90,62 @@ class Attempt:
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """A request in flight. `take` returns the output that has arrived; `on_item` is called for each item.
-
-    `attempt`: the present attempt; None while it waits for a worker, since `waiting_since`. `tokens`:
-    delivered or pending, at most `tokens_max`. `scored`: number of prompt tokens with logprobs.
-    `prompt_tokens`: 0 or an estimate until a worker has counted them. `resends`: resends in a row, without a
-    token in between, because messages were lost. `answered`: indices of the texts whose vectors have arrived.
-    `starved_by`: the worker that has made no progress with it since its last token, although it ran.
-    `prefix_hashes` of the prompt are computed on first use. `identity`, `plan`: of the model and worker of
-    the last attempt; `model` is only the requested name. `continued_by`: the last plan that continued another
-    one's answer. `relaxed`: keywords of its JSON schema that the answer may violate. `key`: name of the API
-    key that sent it; empty without keys. `phases`: each with its start: `queued`, then for each attempt
-    `preparing`, `waiting`, `prefill` and `decode`; `paused` between two. `epoch`: of a flight that was
-    restored from a checkpoint, a name of the gateway that did; empty: it was opened here. `restores`:
-    restorations since it had reached `restored_at`. `is_collected`: `take` follows soon, without a bound.
-    """
+    """A request in flight. `take` returns the output that has arrived."""
 
     request: Request
     model: str
+    """The requested name; `identity` and `plan` are the last worker's."""
     opened_at: float
     waiting_since: float
+    """Time since when it waits for a worker, if it has no `attempt`."""
     media: Sequence[bytes] = ()
     key: str = ""
+    """Name of the API key that sent it; empty without keys."""
     phases: list[tuple[str, float]] = field(default_factory=list)
+    """Each phase with its start: `queued`, then for each attempt `preparing`, `waiting`, `prefill` and
+    `decode`; `paused` between two."""
     attempt: Attempt | None = None
+    """The present attempt; None while it waits for a worker."""
     attempts: int = 0
+    """Number of attempts so far."""
     resends: int = 0
+    """Resends in a row, without a token in between, because messages were lost."""
     starved_by: str = ""
+    """The worker that has made no progress with it since its last token, although it ran."""
     prefix_hashes: PrefixHashes | None = None
+    """Of the prompt; computed on first use."""
     identity: str = ""
+    """Identity of the model of the last attempt."""
     plan: str = ""
+    """Plan of the worker of the last attempt."""
     continued_by: str = ""
+    """The last plan that continued another one's answer."""
     relaxed: Sequence[str] = ()
+    """Keywords of its JSON schema that the answer may violate."""
     tokens_max: int = TOKENS_MAX
+    """Limit of its tokens at the present worker."""
     tokens: list[int] = field(default_factory=list)
+    """Tokens delivered or pending, at most `tokens_max`."""
     accepted: bool = False
+    """Whether a worker has accepted it."""
     prompt_tokens: int = 0
+    """Tokens of the prompt; 0 or an estimate until a worker has counted them."""
     scored: int = 0
+    """Number of prompt tokens with logprobs."""
     answered: set[int] = field(default_factory=set)
+    """Indices of the texts whose vectors have arrived."""
     reuse: PrefixReuse | None = None
+    """The prefix hit that was delivered."""
     started_at: float | None = None
+    """Time of its first output."""
     terminal: Finished | Failed | None = None
+    """Its end; None until then."""
     on_item: Callable[[], None] = lambda: None
+    """Called for each item that arrives."""
     pending: list[Item] = field(default_factory=list)
+    """Items that `take` has not returned yet."""
     is_collected: bool = False
+    """Whether `take` follows soon, so that `pending` needs no bound."""
     unread_since: float | None = None
     """Time since when its client has to read before more can be sent; None if it need not."""
     pending_excess: int = 0
@@ -148,8 +159,11 @@ class Flight:
     is_long: bool = False
     """Whether its length has been logged."""
     epoch: str = ""
+    """Name of the gateway that restored it from a checkpoint; empty: it was opened here."""
     restores: int = 0
+    """Restorations since it had reached `restored_at`."""
     restored_at: int = 0
+    """Its progress at the last restoration."""
     adapter_digest: str = ""
     """Digest of its adapter at the last worker."""
     was_placed: bool = False
@@ -390,110 +404,3 @@ def size_of(delta: Delta) -> int:
         size += _LIKELY_BYTES * (1 + len(each.top)) + len(each.bytes)
         size += sum(len(token) for token, _ in each.top)
     return size
-
-
-class Flights:
-    """All flights, by id, by worker and attempt, and those waiting for a worker."""
-
-    def __init__(self) -> None:
-        self._by_id: dict[str, Flight] = {}
-        self._by_attempt: dict[str, dict[str, Flight]] = {}
-        self._waiting: dict[str, Flight] = {}
-
-    def __len__(self) -> int:
-        return len(self._by_id)
-
-    def __iter__(self) -> Iterator[Flight]:
-        return iter(list(self._by_id.values()))
-
-    def get(self, id: str) -> Flight | None:
-        return self._by_id.get(id)
-
-    def open(self, request: Request, model: str, now: float, media: Sequence[bytes] = ()) -> Flight:
-        """Open a flight that waits for a worker. Raises `ValueError` if its id is in use."""
-        flight = Flight(request, model, opened_at=now, waiting_since=now, media=media)
-        flight.enter("queued", now)
-        self.add(flight)
-        return flight
-
-    def add(self, flight: Flight) -> None:
-        """Add a flight that waits for a worker. Raises `ValueError` if its id is in use."""
-        if flight.id in self._by_id:
-            raise ValueError(f"flight {flight.id} is already open")
-        self._by_id[flight.id] = self._waiting[flight.id] = flight
-
-    def assign(self, flight: Flight, worker: str, now: float) -> Request:
-        """Begin a new attempt of a waiting flight; return the message that dispatches it."""
-        assert flight.attempt is None
-        flight.attempts += 1
-        # The unique id keeps late messages of earlier attempts apart. A checkpoint may not know the latest
-        # ones, so attempts of a restored flight are named after the gateway too.
-        id = flight.id if flight.attempts == 1 and not flight.epoch else f"{flight.id}~{flight.attempts}"
-        id = f"{id}.{flight.epoch}" if flight.epoch else id
-        self._begin(flight, Attempt(id, worker, began_at=now))
-        flight.enter("preparing", now)
-        deadline_s = flight.request.deadline_s
-        if deadline_s is not None:
-            deadline_s = max(0.0, deadline_s - (now - flight.opened_at))
-        if isinstance(flight.request, Encode):
-            answered = sorted(flight.answered)
-            return replace(flight.request, id=id, deadline_s=deadline_s, answered=answered)
-        progress: dict[str, Any] = {"resume": list(flight.tokens), "scored": flight.scored}
-        if flight.reuse is not None:
-            progress["left_out"] = flight.reuse.left_out  # another worker might choose differently
-        return replace(flight.request, id=id, deadline_s=deadline_s, **progress)
-
-    def _begin(self, flight: Flight, attempt: Attempt) -> None:
-        flight.attempt, flight.former, flight.was_placed = attempt, None, True
-        del self._waiting[flight.id]
-        self._by_attempt.setdefault(attempt.worker, {})[attempt.id] = flight
-
-    def adopt(self, flight: Flight, now: float) -> None:
-        """Go on with the former attempt of a waiting flight, whose worker still has it."""
-        attempt = flight.former
-        assert attempt is not None
-        attempt.began_at, attempt.missed_heartbeats = now, 0
-        self._begin(flight, attempt)
-        flight.enter("decode" if attempt.deltas else "waiting", now)
-
-    def leave(self, flight: Flight, now: float, *, may_return: bool = False) -> None:
-        """End the present attempt; the flight waits for another one, unless it has ended.
-
-        `may_return`: its worker may still run it, and be asked to go on.
-        """
-        flight.former = flight.attempt if may_return else None
-        self._forget_attempt(flight)
-        if flight.terminal is None:
-            flight.waiting_since = now
-            flight.enter("paused", now)
-            self._waiting[flight.id] = flight
-
-    def _forget_attempt(self, flight: Flight) -> None:
-        if flight.attempt is not None:
-            assigned = self._by_attempt[flight.attempt.worker]
-            del assigned[flight.attempt.id]
-            if not assigned:
-                del self._by_attempt[flight.attempt.worker]
-            flight.attempt = None
-
-    def close(self, flight: Flight) -> None:
-        """Remove a flight. Idempotent."""
-        self._forget_attempt(flight)
-        self._waiting.pop(flight.id, None)
-        self._by_id.pop(flight.id, None)
-
-    def find(self, attempt: str, worker: str) -> Flight | None:
-        """Return the flight whose present attempt at `worker` has this id."""
-        return self._by_attempt.get(worker, {}).get(attempt)
-
-    def attempts(self, worker: str) -> Collection[str]:
-        """Return the ids of a worker's present attempts."""
-        return self._by_attempt.get(worker, {}).keys()
-
-    def assigned(self, worker: str) -> list[Flight]:
-        """Return the unfinished flights of a worker, in the order of their dispatch."""
-        return [f for f in self._by_attempt.get(worker, {}).values() if f.terminal is None]
-
-    def waiting(self, model: str | None = None) -> list[Flight]:
-        """Return the flights that wait for a worker (of `model`; None: of any), oldest first."""
-        return [f for f in self._waiting.values() if f.terminal is None and model in (None, f.model)]

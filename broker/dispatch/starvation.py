@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 
 from broker.dispatch.admission import has_begun
 from broker.dispatch.fleet import Fleet, Worker
-from broker.dispatch.flight import Flight, Flights
+from broker.dispatch.flight import Flight
+from broker.dispatch.flights import Flights
 from protocol.common.progress import ProgressWatch, Watched
 from protocol.messages import Generate
 from protocol.types import RequestStatus

@@ -13,7 +13,8 @@ from collections.abc import Callable, Collection, Sequence
 from broker.dispatch.admission import Admission
 from broker.dispatch.failover import Failover, Send
 from broker.dispatch.fleet import Worker
-from broker.dispatch.flight import Attempt, DeltaResult, Flight, Flights
+from broker.dispatch.flight import Attempt, DeltaResult, Flight
+from broker.dispatch.flights import Flights
 from broker.dispatch.traffic import Traffic
 from protocol.common.log_context import about
 from protocol.messages import (

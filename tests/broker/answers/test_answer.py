@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from broker.answers.answer import Answer, Scheduler
 from broker.answers.open_flights import OpenFlights
 from broker.api.rendering import ChatRendering
-from broker.dispatch.flight import Flights
+from broker.dispatch.flights import Flights
 from protocol.types import Delta
 from tests.factories import accepted, failed, finished, request
 

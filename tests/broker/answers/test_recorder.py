@@ -18,7 +18,8 @@ from broker.answers.open_flights import OpenFlights
 from broker.answers.record import AnswerRecord, AnswerRecorder, DeltaRun, Piece, PieceCollector
 from broker.api.rendering import ChatRendering
 from broker.dispatch.checkpoint import Checkpoint, checkpoint_of, flight_of
-from broker.dispatch.flight import Flight, Flights, Item
+from broker.dispatch.flight import Flight, Item
+from broker.dispatch.flights import Flights
 from broker.journal.file import Append, Operation, Put, Replace
 from protocol.types import CallDelta, Delta, TokenLogprob
 from tests.factories import accepted, failed, finished, request

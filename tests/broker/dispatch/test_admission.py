@@ -6,7 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from broker.dispatch.admission import BYTES_PER_TOKEN, RETRY_AFTER_S_MAX, Admission, guessed_tokens, has_begun
-from broker.dispatch.flight import Flight, Flights
+from broker.dispatch.flight import Flight
+from broker.dispatch.flights import Flights
 from protocol.conversation import pack
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate, Ready

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from broker.dispatch import flight as flight_module
-from broker.dispatch.flight import PROVEN_PIECES, TOKENS_MAX, DeltaResult, Flight, Flights, Item
+from broker.dispatch.flight import PROVEN_PIECES, TOKENS_MAX, DeltaResult, Flight, Item
+from broker.dispatch.flights import Flights
 from protocol.errors import Code
 from protocol.messages import (
     Accepted,

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.dispatch.flight import Flight, Flights
+from broker.dispatch.flight import Flight
+from broker.dispatch.flights import Flights
 from broker.requests.opening_headers import cache_header
 from protocol.messages import Finished
 from protocol.types import PrefixReuse
