@@ -26,10 +26,11 @@ from protocol.errors import Code, RequestError
 from protocol.types import RequestStatus, Resources, Timings, Usage
 from worker.core.commands import Abort, ClearPrefixes, Command, Stop, SubmitTexts
 from worker.core.engine_core import OUTBOX_MESSAGES_MAX, PAUSE_S
-from worker.core.failures import Failures
+from worker.core.failures import Failures, engine_error
 from worker.core.prefill import PrefillBudget, PrefillCall, PrefillCostModel
 from worker.core.publisher import TOLD_EVERY_S, Counters, Publisher
 from worker.interfaces import EmbeddingModel
+from worker.process.device_errors import raise_if_device_failed
 from worker.values import PreparedTexts, Text
 
 log = logging.getLogger(__name__)
@@ -229,6 +230,7 @@ class EmbeddingLoop:
         try:
             vectors = self.model.encoder.encode([place.text for place in batch])
         except Exception as error:  # the request boundary
+            raise_if_device_failed(error)
             log.exception("%s: encoding failed", ", ".join(request.id for request in _requests(batch)))
             self._retry_apart(batch, error)
             return
@@ -253,11 +255,12 @@ class EmbeddingLoop:
             for mine in apart.values():
                 self._encode(mine)
             return
-        self._fail(batch[0].request, _engine_error(error))
+        self._fail(batch[0].request, engine_error(error))
         # The text is at fault, unless the model fails on a probe text as well.
         try:
             self.model.encoder.encode([Text((0, 0))])
         except Exception as failure:  # the model is at fault
+            raise_if_device_failed(failure)
             log.exception("the model fails on a probe text as well")
             self._failures.count(failure)
 
@@ -307,8 +310,3 @@ def _status(request: EmbeddingRequest, now: float) -> RequestStatus:
         prefilled=request.done_tokens,
         seconds=max(0.0, now - request.arrived_at),
     )
-
-
-def _engine_error(error: Exception) -> RequestError:
-    wording = f"The model failed on this request ({type(error).__name__})."
-    return RequestError(Code.ENGINE_ERROR, wording)

@@ -10,6 +10,7 @@ from tests.worker.texts import FAILING, House, prepared_texts, vector
 from worker.core.commands import ClearPrefixes
 from worker.core.engine_core import OUTBOX_MESSAGES_MAX
 from worker.core.failures import FAILURES_MAX, EngineKeepsFailing
+from worker.process.device_errors import DeviceError
 from worker.values import PreparedTexts, Text
 
 
@@ -92,6 +93,19 @@ def test_texts_that_fail_fail_their_own_requests_alone_and_never_end_the_worker(
         assert isinstance(end, Failed)
         assert end.code == Code.ENGINE_ERROR
     assert all(isinstance(house.end(id), Finished) for id in "ac")
+
+
+def test_an_error_of_the_gpu_ends_the_thread_at_once_and_fails_nobody() -> None:
+    house = House()
+    house.submit(prepared_texts("a", 3), prepared_texts("b", 3))
+
+    def fail() -> None:
+        raise RuntimeError("[METAL] Command buffer execution failed: Timeout.")
+
+    house.encoder.at = {0: fail}
+    with pytest.raises(DeviceError, match=r"the GPU failed: \[METAL\]"):
+        house.run()
+    assert house.end("a") is house.end("b") is None
 
 
 def test_a_model_that_fails_on_everything_ends_the_thread() -> None:
