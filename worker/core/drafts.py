@@ -23,7 +23,7 @@ PLACES_MAX = 4
 """Number of an n-gram's latest occurrences that are compared."""
 SURE_TOKENS = 8
 """Match length from which on the answer is taken to follow an earlier passage."""
-CAUGHT_UP_TOKENS_MAX = 12
+RETURN_TOKENS_MAX = 12
 """Distance in tokens, from the aligned position in a passage just left, within which a return is sought."""
 AWAY_TOKENS = 24
 """Maximum number of tokens since the passage was left."""
@@ -100,9 +100,7 @@ class NgramProposer:
         if not place or not 0 < end - then <= AWAY_TOKENS:
             return 0, 0
         there = place + end - then
-        places = range(
-            max(place, there - CAUGHT_UP_TOKENS_MAX) + 1, min(then, there + CAUGHT_UP_TOKENS_MAX) + 1
-        )
+        places = range(max(place, there - RETURN_TOKENS_MAX) + 1, min(then, there + RETURN_TOKENS_MAX) + 1)
         found = ((self._matched(place, end), -abs(place - there), place) for place in places)
         matched, _, best = max(found, default=(0, 0, 0))
         return best, matched

@@ -38,8 +38,8 @@ from worker.load.probe_results import ProbeResults, key_of
 from worker.load.weights import Open, open_text, open_with_config
 from worker.runner.kv.batch import leaf_caches
 from worker.runner.kv.capability_probe import (
-    CAUGHT_UP_TOKENS_MAX,
     REFUSALS,
+    THRESHOLD_TOKENS_MIN,
     BatchCapabilities,
     ProbeTarget,
     first_sentence,
@@ -224,15 +224,15 @@ def stage_for(folder: Path, network: nn.Module, open_network: Open = open_text) 
     shorter one."""
     config = json.loads((folder / "config.json").read_bytes())
     config = _filled(config, network)
-    for near in shortened(config, CAUGHT_UP_TOKENS_MAX):
+    for near in shortened(config, THRESHOLD_TOKENS_MIN):
         try:
             twin = open_with_config(folder, near, open_network)
             twin.update(network.parameters())
         except Exception as error:  # upstream's loaders raise whatever a config leads to
             log.debug("no network with thresholds at %d tokens: %r", farthest(near), error)
             continue
-        return ProbeTarget(twin, max(CAUGHT_UP_TOKENS_MAX, farthest(near)))
-    return ProbeTarget(network, max(CAUGHT_UP_TOKENS_MAX, farthest(config)))
+        return ProbeTarget(twin, max(THRESHOLD_TOKENS_MIN, farthest(near)))
+    return ProbeTarget(network, max(THRESHOLD_TOKENS_MIN, farthest(config)))
 
 
 def _filled(config: Config, network: nn.Module) -> Config:

@@ -105,7 +105,7 @@ def _image(size: tuple[int, int]) -> Image.Image:
 
 def _rendered(image_preprocessor: ImagePreprocessor, tokenizer: TokenizerWrapper) -> str:
     template = template_of(tokenizer)
-    assert template is not None, "checked by `find_image_placeholders`"
+    assert template is not None, "the processor has been tried with it"
     parts = [{"type": "text", "text": "one"}, {"type": "image"}] * len(_SIZES)
     messages = [{"role": "user", "content": [*parts, {"type": "text", "text": "two"}]}]
     return render(image_preprocessor.template(template), messages)

@@ -29,6 +29,7 @@ from worker.interfaces import Engine, InsufficientMemoryError, ModelError
 from worker.load.options import LoadOptions
 from worker.load.sharded.loader import ShardLoader
 from worker.load.sharded.parallelism import ShardGroup
+from worker.process.exit_codes import EXIT_BROKEN
 from worker.ranks import rank_info, rpc
 from worker.ranks.line import FollowerLine, PeerMonitor
 from worker.ranks.rank_info import FIRST, RankInfo
@@ -38,7 +39,6 @@ C = TypeVar("C", bound=rpc.Call)
 
 log = logging.getLogger(__name__)
 
-EXIT_BROKEN = 70
 TELL_EVERY_S = 2.0
 """Least interval in seconds of reports of this rank's memory."""
 _SAY_S_MAX = 0.1

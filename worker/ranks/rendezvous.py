@@ -20,6 +20,7 @@ from protocol.common.temporary_folder import TemporaryFolder
 from protocol.hosts import Backend, HostsError, problem_with, read
 from protocol.settings.worker import WorkerSettings
 from worker.interfaces import InsufficientMemoryError, ModelError
+from worker.process.exit_codes import EXIT_BROKEN
 from worker.ranks import rpc
 from worker.ranks.launcher import LaunchPlan, LeaderEndpoint, RankProcesses
 from worker.ranks.line import LeaderLine, PeerMonitor
@@ -27,7 +28,6 @@ from worker.ranks.rank_info import RankInfo
 
 log = logging.getLogger(__name__)
 
-EXIT_BROKEN = 70
 _LISTEN_S = 0.2
 READ_S_MAX = 3600.0
 """Timeout in seconds for followers to read their weights after the leader has its own. Disks differ in speed,

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from worker.core import drafts
 from worker.core.drafts import (
     AWAY_TOKENS,
-    CAUGHT_UP_TOKENS_MAX,
     ENDING_TOKENS,
     MATCH_TOKENS_MAX,
     PLACES_MAX,
+    RETURN_TOKENS_MAX,
     SURE_TOKENS,
     Draft,
     NgramProposer,
@@ -53,8 +53,8 @@ def test_a_token_is_enough_to_come_back_near_to_where_one_was_put_in_for_another
 
 
 def test_a_token_from_afar_tells_nothing() -> None:
-    assert rewriting(0, FILE[SURE_TOKENS + 1 + CAUGHT_UP_TOKENS_MAX]).propose(1).matched == 1
-    assert rewriting(0, FILE[SURE_TOKENS + 2 + CAUGHT_UP_TOKENS_MAX]).propose(1) == Draft()
+    assert rewriting(0, FILE[SURE_TOKENS + 1 + RETURN_TOKENS_MAX]).propose(1).matched == 1
+    assert rewriting(0, FILE[SURE_TOKENS + 2 + RETURN_TOKENS_MAX]).propose(1) == Draft()
     assert rewriting(0, FILE[SURE_TOKENS - 1]).propose(1) == Draft(), "that part has been repeated"
     away = [0] * AWAY_TOKENS
     assert rewriting(*away, FILE[SURE_TOKENS + AWAY_TOKENS]).propose(1) == Draft()

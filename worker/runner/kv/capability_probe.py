@@ -27,7 +27,7 @@ from worker.values import CacheSegment, KVQuantization
 
 Prompt = tuple[int, ...]
 
-CAUGHT_UP_TOKENS_MAX = 4
+THRESHOLD_TOKENS_MIN = 4
 """Length to which thresholds are shortened, if possible."""
 THRESHOLD_TOKENS_MAX = 128
 """Highest threshold that is probed; prompts twice as long are run."""
@@ -60,7 +60,7 @@ class ProbeTarget:
     also probed with KV caches that are quantized so, from their first token on."""
 
     network: nn.Module
-    threshold: int = CAUGHT_UP_TOKENS_MAX
+    threshold: int = THRESHOLD_TOKENS_MIN
     kv_quantization: KVQuantization | None = None
 
 
@@ -94,7 +94,7 @@ def probe_capabilities(
     holds in all of them. `alike`: whether their caches are of the same kinds.
     """
     is_far = stage.threshold > THRESHOLD_TOKENS_MAX
-    threshold = CAUGHT_UP_TOKENS_MAX if is_far else stage.threshold
+    threshold = THRESHOLD_TOKENS_MIN if is_far else stage.threshold
     trial = _Trial(stage.network, threshold)
     reasons: list[str] = []
 

@@ -90,7 +90,7 @@ def states_of(source: RowCaches | CacheBatch, row: int) -> StateSnapshot:
 def cuts_of(
     source: RowCaches | CacheBatch, row: int, runs: Sequence[tuple[int, int]], *, states: bool
 ) -> tuple[list[CacheSlice], CacheSlice | None]:
-    """Copy spans of columns and, if asked, the states, as `Engine.cut`. `row`: its index in a
+    """Copy spans of columns and, if asked, the states, as `Engine.copy_cache`. `row`: its index in a
     batch."""
     columns = [columns_of(source, row, first, last) for first, last in runs]
     state = states_of(source, row) if states else None
