@@ -63,7 +63,7 @@ class _Watch:
         with self._changed:
             self._renders.discard(render)
         if render.is_interrupted:  # it may have come too late to be raised within the render
-            _interrupt(render.thread, None)
+            _absorb(render.thread)
 
     def _run(self) -> None:
         with self._changed:
@@ -72,14 +72,27 @@ class _Watch:
                 for render in self._renders:
                     if render.until <= now and not render.is_interrupted:
                         render.is_interrupted = True
-                        _interrupt(render.thread, _Interruption)
+                        _interrupt(render.thread)
                 self._changed.wait(_POLL_S if self._renders else _IDLE_S)
 
 
-def _interrupt(thread: int, error: type[BaseException] | None) -> None:
-    """Raise `error` in a thread at its next bytecode; None: withdraw what has not been raised yet."""
-    raised = None if error is None else ctypes.py_object(error)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)
+def _interrupt(thread: int) -> None:
+    """Raise `_Interruption` in a thread at its next bytecode."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(_Interruption))
+
+
+def _absorb(thread: int) -> None:
+    """Let an interruption of this thread that has not been raised yet, or one like it, be raised here.
+
+    CPython 3.11 can withdraw one, but then keeps the flag for it: every thread would go on looking for one
+    between bytecodes, and never get past the first call where a profiler runs.
+    """
+    try:
+        _interrupt(thread)
+        while True:
+            pass
+    except _Interruption:
+        return
 
 
 _watch = _Watch()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 import threading
 import time
 from functools import partial
@@ -84,6 +86,31 @@ def test_each_thread_is_interrupted_for_its_own_render_only() -> None:
         thread.join(20)
     expected = {0.001: "done", 30.0: "interrupted"}
     assert outcomes == {f"{n} {seconds}": expected[seconds] for n in range(3) for seconds in expected}
+
+
+INTERRUPTED_AND_PROFILED = """
+import sys
+from worker.input.prompts.render_bound import RenderTimeout, within
+
+def endless():
+    while True:
+        pass
+
+try:
+    within(0.1, endless)
+except RenderTimeout:
+    sys.setprofile(lambda *event: None)
+    (lambda: None)()
+    sys.setprofile(None)
+    print("went on")
+"""
+
+
+def test_nothing_is_left_of_an_interruption() -> None:
+    """CPython 3.11 waited for a withdrawn one for ever at the first call that was profiled."""
+    command = [sys.executable, "-c", INTERRUPTED_AND_PROFILED]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout == "went on\n"
 
 
 def test_model_whose_template_does_not_end_fails_to_load_with_the_reason(tmp_path: Path) -> None:
