@@ -15,7 +15,7 @@ from deploy.serving.prefix_cache import first_start_notice
 from deploy.serving.resolution import resolve
 from tests.deploy.conftest import config
 from tests.ports import free_port
-from worker.core.prefix.folder import Folder, Record, draft
+from worker.core.prefix.folder import Folder, Record, prepare
 
 pytestmark = pytest.mark.usefixtures("runtime_folder")
 
@@ -29,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("sys.platform", "linux")
     folder = tmp_path / "cache" / "roundhouse" / "prefixes"
     for number, digest in enumerate(("0123abcd", "4567cdef")):
-        Folder(folder / MODEL, MODEL).save(draft(Record(digest, {}, {}), MODEL))
+        Folder(folder / MODEL, MODEL).save(prepare(Record(digest, {}, {}), MODEL))
         os.utime(folder / MODEL / f"{digest}.prefix.safetensors", (0, NOW - 60 * number))
     return folder
 
