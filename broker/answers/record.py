@@ -17,10 +17,9 @@ from msgspec.structs import replace
 from broker.answers.answer import Answer, AnswerObserver
 from broker.answers.open_flights import Headers
 from broker.api.rendering import Rendering
-from broker.api.responses.store import JournalQueue
 from broker.dispatch.checkpoint import Checkpoint
 from broker.dispatch.flight import Attempt, Flight, Item
-from broker.journal.file import Append, Delete, Name, Operation, Put, Replace
+from broker.journal.file import Append, Delete, JournalQueue, Name, Operation, Put, Replace
 from protocol.errors import Code
 from protocol.messages import Accepted, Failed, Finished, PrefixHit, PromptLogprobs
 from protocol.types import Count, Delta, Id, Token

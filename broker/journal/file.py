@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from sqlite3 import Cursor
+from typing import Protocol
 
 import msgspec
 
@@ -109,6 +110,12 @@ class Delete:
 
 
 Operation = Put | Append | Replace | Delete
+
+
+class JournalQueue(Protocol):
+    """The journal, for those who write."""
+
+    def add(self, operation: Operation, nbytes: int = 0) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from broker.dialects.body import encode
-from broker.journal.file import Append, Delete, Name, Operation, Put, Replace, StoredEntry
+from broker.journal.file import Append, Delete, JournalQueue, Name, Operation, Put, Replace, StoredEntry
 from protocol.errors import Code, RequestError
 
 KIND = "response"
@@ -82,12 +82,6 @@ class _Record(Struct, frozen=True, kw_only=True):
 
 _record: msgspec.msgpack.Decoder[_Record] = msgspec.msgpack.Decoder(_Record)
 _digests: msgspec.msgpack.Decoder[list[bytes]] = msgspec.msgpack.Decoder(list[bytes])
-
-
-class JournalQueue(Protocol):
-    """The journal, for those who write."""
-
-    def add(self, operation: Operation, nbytes: int = 0) -> int: ...
 
 
 class ResponseStore:
