@@ -37,7 +37,7 @@ from worker.load.capabilities import (
     parts_of,
     stage_for,
 )
-from worker.load.config import read_config, reads
+from worker.load.config import in_mlx_lm, read_config
 from worker.load.vlm_text import like, load_network, try_text
 from worker.load.weights import Open, open_text
 from worker.pocket import MODEL_PATH
@@ -76,7 +76,7 @@ def probe(model: str) -> FamilyVerdict:
 
 def _opened(folder: Path, *, sees: bool) -> tuple[Any, Open]:
     """Return a network as the loader opens it, and what opens it again. `sees`: with image input."""
-    if not sees and reads(read_config(folder, folder.name)):
+    if not sees and in_mlx_lm(read_config(folder, folder.name)):
         return open_text(folder), open_text
     network: Any = load_network(folder)
     if sees:

@@ -92,9 +92,9 @@ def main() -> None:
 
 def _open(folder: Path, adapter: str | None = None) -> Callable[[Request], dict[str, Any]]:
     """Load a model and return its generator: mlx-lm's, or mlx-vlm's if only that has the family."""
-    from worker.load.config import read_config, reads
+    from worker.load.config import in_mlx_lm, read_config
 
-    if not reads(read_config(folder, folder.name)):
+    if not in_mlx_lm(read_config(folder, folder.name)):
         return partial(_generate_whole, open_whole(folder))
     from mlx_lm.utils import load
 

@@ -100,7 +100,7 @@ def inspect_folder(folder: Path, name: str) -> ModelConfig:
 def require_known(config: ModelConfig, name: str) -> None:
     """Raise `ModelError` unless mlx-lm or mlx-vlm implements the architecture. Imports none of their
     models."""
-    if config.architecture in ENCODERS or reads(config) or sees(config):
+    if config.architecture in ENCODERS or in_mlx_lm(config) or in_mlx_vlm(config):
         return
     from mlx_lm import __version__
 
@@ -110,14 +110,14 @@ def require_known(config: ModelConfig, name: str) -> None:
     )
 
 
-def reads(config: ModelConfig) -> bool:
+def in_mlx_lm(config: ModelConfig) -> bool:
     """Return whether mlx-lm implements the architecture."""
     from mlx_lm.utils import MODEL_REMAPPING
 
     return _is_module("mlx_lm", MODEL_REMAPPING.get(config.architecture, config.architecture))
 
 
-def sees(config: ModelConfig) -> bool:
+def in_mlx_vlm(config: ModelConfig) -> bool:
     """Return whether mlx-vlm implements the architecture."""
     from mlx_vlm.utils import MODEL_REMAPPING
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from protocol.common.expert_plan import ExpertPlan, TensorPlace
 from protocol.tasks import Task
 from worker.interfaces import ModelError
-from worker.load.config import ModelConfig, reads
+from worker.load.config import ModelConfig, in_mlx_lm
 
 if TYPE_CHECKING:
     from worker.load.weights import Open
@@ -19,7 +19,7 @@ def require_experts(config: ModelConfig, task: Task, *, text_only: bool) -> None
     """Raise `ModelError` for models whose experts are never read from disk."""
     if task != "generate":
         raise ModelError("it generates no text: leave --experts-memory out.")
-    if not reads(config):
+    if not in_mlx_lm(config):
         raise ModelError("only mlx-vlm implements it: leave --experts-memory out.")
     if config.kind == "vision" and not text_only:
         raise ModelError("the experts of a vision model are read from disk only with --text-only.")

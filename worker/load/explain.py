@@ -8,7 +8,7 @@ import logging
 from protocol.common.error_text import in_bytes
 from protocol.tasks import Task
 from worker.interfaces import ModelError
-from worker.load.config import ModelConfig, reads
+from worker.load.config import ModelConfig, in_mlx_lm
 from worker.process.device_errors import raise_if_device_failed
 from worker.values import ModelInfo
 
@@ -34,7 +34,7 @@ def raise_if_transient(error: BaseException, name: str) -> None:
 
 def explain(error: BaseException, config: ModelConfig) -> str:
     """Explain a failed load in one sentence for the operator."""
-    library, architecture = "mlx-lm" if reads(config) else "mlx-vlm", repr(config.architecture)
+    library, architecture = "mlx-lm" if in_mlx_lm(config) else "mlx-vlm", repr(config.architecture)
     if isinstance(error, SystemExit | ImportError):
         return f"{library} needs a package for the architecture {architecture} that is not installed."
     text = str(error).strip() or type(error).__name__
@@ -58,7 +58,7 @@ def _first_lines(text: str) -> str:
     return " ".join(lines[:LINES_MAX]) + (" …" if len(lines) > LINES_MAX else "")
 
 
-def explain_blindness(error: BaseException) -> str:
+def explain_missing_images(error: BaseException) -> str:
     """Explain in one sentence why a vision model is served without images."""
     text = str(error).strip() or type(error).__name__
     if isinstance(error, ModelError):

@@ -22,10 +22,10 @@ from protocol.common.model_folder import name_of, original_name
 from protocol.tasks import Task
 from protocol.types import Exactness, ExpertStatus, Resources
 from worker.interfaces import AdapterError, DraftProposer, EmbeddingModel, Model, ModelError, Progress
-from worker.load.config import ModelConfig, find_task, forbid_remote_code, inspect_folder, reads
+from worker.load.config import ModelConfig, find_task, forbid_remote_code, in_mlx_lm, inspect_folder
 from worker.load.device import MemoryFit, prepare_device
 from worker.load.drafters.draft_model import DraftModel, find_draft, load_draft
-from worker.load.explain import describe, explain, explain_blindness, raise_if_transient
+from worker.load.explain import describe, explain, explain_missing_images, raise_if_transient
 from worker.load.options import LoadOptions
 from worker.load.probe_results import ProbeResults, key_of
 from worker.load.source import bytes_of, find_folder, fingerprint, lossy, weight_files
@@ -173,7 +173,7 @@ class ModelLoader:
         must be exact: those over quantized caches are not measured."""
         if self._options.exactness == "limits":
             raise ModelError("--exact cannot be combined with --kv-bits: leave one of them out.")
-        if not reads(config):
+        if not in_mlx_lm(config):
             raise ModelError("only mlx-vlm implements it, and its KV caches stay exact: leave --kv-bits out.")
         if config.kind == "vision" and not self._options.text_only:
             raise ModelError("--kv-bits is for text only: leave it out, or add --text-only.")
@@ -198,7 +198,7 @@ class ModelLoader:
             self._expert_status = memory.status
             log.info("%s: %s", self.name, self._experts.described)
             return replace(model, info=replace(model.info, parameters=parameters))
-        if reads(files.config):
+        if in_mlx_lm(files.config):
             from worker.load.weights import open_text
 
             network = load_weights(files.folder, files.progress)
@@ -231,27 +231,27 @@ class ModelLoader:
             return self._built(files, network, load_network, tokenizers, drafter, image_preprocessor), ""
         except (Exception, SystemExit) as error:  # boundary of the load, as in `_attempt`
             raise_if_transient(error, self.name)
-            return None, explain_blindness(error)
+            return None, explain_missing_images(error)
 
     def _opened(self, files: _Files, network: VisionNetwork) -> ImagePreprocessor:
         """Open the image preprocessor; probe image input unless the result is kept. Raises anything."""
         from worker.input.media.preprocessing import ImagePlaceholders, ImagePreprocessor
         from worker.input.media.processor import LazyProcessor
-        from worker.load.vision import look_for_places, reserved_by, try_eyes
+        from worker.load.vision import find_placeholders, probe_images, reserved_by
 
         timer, folder = self._timer, files.folder
         processor, reserved = LazyProcessor(folder), reserved_by(network)
         key = key_of(folder, files.weights, network, "placeholders")
         found = self._results.read(key, ImagePlaceholders)
         if found is None:
-            found = look_for_places(folder, processor())
-            timer.lap("eyes")
+            found = find_placeholders(folder, processor())
+            timer.lap("images")
             evaluate(network, files.progress)
             timer.lap("weights")
             preprocessor = ImagePreprocessor(processor, found, reserved)
-            found = replace(found, token_bytes=try_eyes(preprocessor, processor(), network, folder))
+            found = replace(found, token_bytes=probe_images(preprocessor, processor(), network, folder))
             self._results.write(key, found)
-        timer.lap("eyes")
+        timer.lap("images")
         return ImagePreprocessor(processor, found, reserved)
 
     def _built(
@@ -270,12 +270,12 @@ class ModelLoader:
         timer, kv = self._timer, self._options.kv_quantization
         capabilities = capabilities_of(files.folder, network, files.weights, self._results, opened, kv)
         timer.lap("trial")
-        if not capabilities.cut and not reads(files.config):
+        if not capabilities.cut and not in_mlx_lm(files.config):
             raise ModelError(_UNCUT)
         if self._draft:
             require_drafts(capabilities)
         if drafter is None and capabilities.ahead:
-            drafter = self._listener(files.folder, network)
+            drafter = self._mtp_drafter(files.folder, network)
         model = build_text_model(
             self.name,
             files.folder,
@@ -345,7 +345,7 @@ class ModelLoader:
             self._timer.lap("adapters")
         return model
 
-    def _listener(self, folder: Path, network: Any) -> DraftProposer | None:
+    def _mtp_drafter(self, folder: Path, network: Any) -> DraftProposer | None:
         """Load the drafter that reads the network's hidden states, if there is one."""
         from worker.load.drafters.mtp_layers import load_own_layers, load_separate_layers
 
@@ -389,7 +389,7 @@ def find_model(model: str | None, name: str) -> tuple[Path, ModelConfig]:
 def _versions(facts: ModelInfo, config: ModelConfig) -> dict[str, str]:
     """Return the versions of the libraries that determine the contents and layout of caches."""
     libraries = ["mlx", "mlx-lm"]
-    if facts.capabilities.images or not reads(config):
+    if facts.capabilities.images or not in_mlx_lm(config):
         libraries.append("mlx-vlm")
     return {name: metadata.version(name) for name in libraries}
 

@@ -62,7 +62,7 @@ def reserved_by(network: VisionNetwork) -> set[int]:
     return {token for token in tokens if isinstance(token, int)}
 
 
-def look_for_places(folder: Path, processor: Processor) -> ImagePlaceholders:
+def find_placeholders(folder: Path, processor: Processor) -> ImagePlaceholders:
     """Probe the placeholders. Raises `ValueError` if there is none for images."""
     template = template_of(open_tokenizer(folder, ()))
     if template is None:
@@ -70,7 +70,7 @@ def look_for_places(folder: Path, processor: Processor) -> ImagePlaceholders:
     return find_places(processor, template)
 
 
-def try_eyes(
+def probe_images(
     image_preprocessor: ImagePreprocessor, processor: Processor, network: VisionNetwork, folder: Path
 ) -> int:
     """Probe image input; return the bytes of image embeddings per token. Raises `ValueError` if the results

@@ -78,7 +78,7 @@ class VisionNetwork(nn.Module):
             ids, pixels.get("pixel_values"), mask=mx.ones_like(ids), **others
         )
 
-    def places(self, tokens: Sequence[int], grids: Mapping[str, mx.array]) -> tuple[mx.array | None, int]:
+    def positions(self, tokens: Sequence[int], grids: Mapping[str, mx.array]) -> tuple[mx.array | None, int]:
         """Return the positions of a prompt, [3, 1, tokens], and the shift of those behind it. None: one
         position per token."""
         if not self.axes:
@@ -164,7 +164,7 @@ class RowImages:
         # Behind the last image each token takes one position; generated tokens may look like image tokens but
         # are not.
         end = max((image.end for image in images), default=0)
-        positions, shift = self._network.places(ids[:end], grids)
+        positions, shift = self._network.positions(ids[:end], grids)
         if positions is not None:
             behind = mx.arange(end, len(ids), dtype=positions.dtype) + shift
             behind = mx.broadcast_to(behind, (3, 1, len(ids) - end))

@@ -71,7 +71,7 @@ def test_load_is_timed_and_proofs_are_not_repeated(tmp_path: Path, monkeypatch: 
     assert list(timer.seconds) == parts
     assert isinstance(first, Model)
     monkeypatch.setattr(capabilities, "probe_capabilities", None)  # must not be called
-    monkeypatch.setattr(vision, "try_eyes", None)
+    monkeypatch.setattr(vision, "probe_images", None)
     second = ModelLoader(folder, LoadOptions(probe_folder=tmp_path)).load(nothing)
     assert isinstance(second, Model)
     assert second.info.batched

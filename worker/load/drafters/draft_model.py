@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worker.interfaces import ModelError
-from worker.load.config import ModelConfig, inspect_folder, reads
+from worker.load.config import ModelConfig, in_mlx_lm, inspect_folder
 from worker.load.source import bytes_of, find_folder, weight_files
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _inspect(folder: Path, *, name: str) -> ModelConfig | None:
             " small language model with the same tokenizer, or leave --draft-model out."
         )
     config = inspect_folder(folder, name)
-    if not reads(config):
+    if not in_mlx_lm(config):
         raise ModelError(f"{name}: models of the architecture {config.architecture!r} cannot draft.")
     return config
 

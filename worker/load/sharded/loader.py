@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from protocol.common.model_folder import name_of, original_name
 from protocol.types import Resources
 from worker.interfaces import Engine, InsufficientMemoryError, Model, ModelError, Progress
-from worker.load.config import ModelConfig, find_task, reads
+from worker.load.config import ModelConfig, find_task, in_mlx_lm
 from worker.load.device import MemoryFit, prepare_device
 from worker.load.explain import describe, explain, raise_if_transient
 from worker.load.load import TOKENIZERS, find_model
@@ -106,7 +106,7 @@ class ShardLoader:
                     "it is a vision model, and images are not supported on several machines. Add --text-only."
                 )
             )
-        if not reads(self._config):
+        if not in_mlx_lm(self._config):
             raise ModelError(
                 self._named("only mlx-vlm implements it, and cannot split it. Run it on one machine.")
             )
