@@ -11,7 +11,7 @@ from bench.sides import Ask
 from protocol.messages import Failed, Finished, Message, StepOutputs
 from protocol.settings.worker import WorkerSettings
 from worker.core.commands import Abort, Command, Stop, Submit
-from worker.core.engine_core import Loop
+from worker.core.engine_core import EngineCore
 from worker.core.publisher import Publisher
 from worker.core.scheduler import Scheduler, SchedulerConfig
 from worker.core.speculation import Speculation
@@ -39,7 +39,7 @@ class Ours:
 
     def __init__(self, model: Model, rows_max: int, *, drafting: bool = True) -> None:
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        self._loop = Loop(
+        self._loop = EngineCore(
             model=model,
             scheduler=Scheduler(
                 SchedulerConfig(rows_max=rows_max, bytes_max=BYTES_MAX, row_bytes=model.engine.row_bytes)

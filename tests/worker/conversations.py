@@ -22,7 +22,7 @@ from tests.oracle import Oracle
 from tests.worker.engines import Inbox
 from tests.worker.zoo import main
 from worker.core.commands import Submit
-from worker.core.engine_core import Loop
+from worker.core.engine_core import EngineCore
 from worker.core.prefix import sharing as prefix_sharing
 from worker.core.prefix.index import PrefixIndex
 from worker.core.prefix.store import PrefixStore
@@ -89,7 +89,7 @@ def converse(model: Model, rng: random.Random, count: int = TURNS, *, drafted: b
         rows_max=rng.randint(1, 5),
         prefill_tokens=rng.choice((16, 64)),
     )
-    loop = Loop(
+    loop = EngineCore(
         model=model,
         scheduler=Scheduler(policy, store.index),
         inbox=inbox,  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from tests.factories import engine_request
 from tests.scripted_worker.adapters import FakeAdapters
 from worker.core.batching_window import BatchingWindow
 from worker.core.commands import Abort, Command, Stop, Submit
-from worker.core.engine_core import Loop
+from worker.core.engine_core import EngineCore
 from worker.core.failures import PROBE
 from worker.core.prefix.index import PrefixIndex
 from worker.core.prefix.store import PrefixStore
@@ -467,7 +467,7 @@ class House:
             ),
             self.store.index if self.store else None,
         )
-        self.loop = Loop(
+        self.loop = EngineCore(
             model=model,
             scheduler=scheduler,
             context_length=10,

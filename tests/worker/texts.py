@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from protocol.messages import EmbeddingChunk, Failed, Finished, Message
 from protocol.types import Capabilities
 from worker.core.commands import Abort, Command, Stop, SubmitTexts
-from worker.core.embedding_core import EmbeddingLoop
+from worker.core.embedding_core import EmbeddingCore
 from worker.core.prefill import PrefillCostModel
 from worker.core.publisher import Publisher
 from worker.interfaces import EmbeddingModel
@@ -64,7 +64,7 @@ class House:
         self.said: list[Message] = []
         self.backlog = 0
         facts = ModelInfo("m", 128, 1, Capabilities(generation=False, embeddings=True))
-        self.loop = EmbeddingLoop(
+        self.loop = EmbeddingCore(
             model=EmbeddingModel(facts, self.encoder, lambda: NotImplemented),
             pace=PrefillCostModel(target_s=0.025, tokens_max=tokens_max),
             inbox=self.inbox,

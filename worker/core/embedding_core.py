@@ -156,7 +156,7 @@ STEP_SHARE = 0.5
 
 
 @dataclass(slots=True)
-class EmbeddingLoop:
+class EmbeddingCore:
     """The loop of one worker over its requests."""
 
     model: EmbeddingModel

@@ -76,7 +76,7 @@ class RowEnd(NamedTuple):
 
 
 @dataclass(slots=True)
-class Loop:
+class EngineCore:
     """The loop of one worker over its rows."""
 
     model: Model
@@ -198,7 +198,7 @@ class Loop:
                 self.store.fetch(row, now)
 
     def _leave(self, id: str, *, is_stored: bool = True) -> None:
-        """Free a row. This is the only place that does."""
+        """End a row in the core and the engine: the only place that ends it in both."""
         row = self.scheduler.drop(id)
         if row is not None:
             self._end_row_waits(row)

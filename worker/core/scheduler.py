@@ -86,7 +86,7 @@ class Scheduler:
         self._burst_began_at: float | None = None
         """End of the first step of burst `_burst`; None before."""
         self._calls: list[PrefillCall] = []
-        self._images_to_encode = False
+        self._is_disturbed = False
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -141,7 +141,7 @@ class Scheduler:
         return row
 
     def drop(self, id: str) -> Row | None:
-        """Remove a row, for whatever reason. This is the only place that does. Idempotent."""
+        """Forget a row, for whatever reason: the only place that ends the core's record of it. Idempotent."""
         row = self._rows.pop(id, None)
         if row is not None:
             del self._in[row.phase][row]
@@ -218,16 +218,16 @@ class Scheduler:
         from a lap in which an image was encoded.
         """
         self._pace.rows = self.count(Phase.DECODE)
-        if decoded is not None and not self._images_to_encode:
+        if decoded is not None and not self._is_disturbed:
             self._pace.learn(now - self._step_ended_at, decoded=decoded, calls=self._calls)
-        self._calls, self._images_to_encode = [], False
+        self._calls, self._is_disturbed = [], False
         self._step_began_at, self._step_ended_at = self._step_ended_at, now
         if self._burst_began_at is None and decoded is not None:
             self._burst_began_at = now
 
     def disturb(self) -> None:
-        """Exclude the current lap from the cost model."""
-        self._images_to_encode = True
+        """Exclude the current step from the cost model: it did other work, such as encoding an image."""
+        self._is_disturbed = True
 
     @property
     def decode_s(self) -> float:
@@ -356,7 +356,7 @@ class Scheduler:
         image = self._encoder_cache.missing(first, begin)
         if image is None or self._encoder_cache.reach(first, begin) > begin:
             return None
-        self._images_to_encode = True
+        self._is_disturbed = True
         self._encoder_cache.make_room(image.nbytes, [*self._of(Phase.PREFILL), first])
         return EncodeImage(first, image)
 
@@ -408,7 +408,8 @@ class Scheduler:
         return preempted
 
     def _preempt(self, row: Row) -> Row:
-        """Preempt a row: it loses its cache, and keeps its answer and its place in the queue."""
+        """Preempt a row: it keeps its answer and its place in the queue. Its cache is dropped without being
+        stored, since the memory is wanted now; what was stored of it while it ran is found again."""
         self._move(row, Phase.WAITING)
         self.reservations.release(row)
         row.prefilled = 0

@@ -26,8 +26,8 @@ from protocol.tasks import require, task_of
 from protocol.types import AdapterInfo, KVCacheQuantization, Resources, SparsePrefill
 from worker.core.batching_window import BatchingWindow
 from worker.core.commands import Command, Stop
-from worker.core.embedding_core import STEP_SHARE, EmbeddingLoop
-from worker.core.engine_core import Loop
+from worker.core.embedding_core import STEP_SHARE, EmbeddingCore
+from worker.core.engine_core import EngineCore
 from worker.core.failures import starved_after_s
 from worker.core.memory_reservations import Reservations
 from worker.core.prefill import PrefillCostModel
@@ -221,7 +221,7 @@ class ModelThread:
             self.failure = error
         self._outbox.wake()
 
-    def _run_loop(self, loop: Loop) -> None:
+    def _run_loop(self, loop: EngineCore) -> None:
         try:
             loop.run()
         except DeviceError:
@@ -239,7 +239,7 @@ class ModelThread:
         done, total = self._loaded
         return Loading(incarnation=self._incarnation, done=done, total=total)
 
-    def _make_loop(self, model: Model) -> Loop:
+    def _make_loop(self, model: Model) -> EngineCore:
         settings = self._settings
         adapters = list(model.adapters.infos) if model.adapters else []
         if settings.sparse_prefill is not None and model.info.kv_quantization:
@@ -260,7 +260,7 @@ class ModelThread:
         store = open_store(model, limits, self.inbox.put)
         told = msgspec.structs.replace(ready, store=store.name if store else "", adapters=adapters)
         self._tell_ready(told)
-        return Loop(
+        return EngineCore(
             model=model,
             scheduler=Scheduler(policy, store.index if store else None),
             on_adapters=self._on_adapters,
@@ -281,12 +281,12 @@ class ModelThread:
         assert self._ready is not None, "the loop runs"
         self._ready = msgspec.structs.replace(self._ready, adapters=list(adapters))
 
-    def _make_encoding_loop(self, model: EmbeddingModel) -> EmbeddingLoop:
+    def _make_encoding_loop(self, model: EmbeddingModel) -> EmbeddingCore:
         settings = self._settings
         self._open_pool(model.open_preparer)
         self._tell_ready(ready_to_encode(self._incarnation, model.info, settings))
         target_s = STEP_SHARE * settings.inter_token_target_s
-        return EmbeddingLoop(
+        return EmbeddingCore(
             model=model,
             pace=PrefillCostModel(target_s=target_s, tokens_max=settings.prefill_tokens),
             inbox=self.inbox,
@@ -307,7 +307,7 @@ class ModelThread:
         self._outbox.put(self._ready)
 
 
-def _close_store(loop: Loop) -> None:
+def _close_store(loop: EngineCore) -> None:
     if loop.store:
         loop.store.close()
 

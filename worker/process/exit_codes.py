@@ -1,4 +1,8 @@
-"""Exit status and log line of a worker whose model thread has ended."""
+"""Exit status and log line of a worker whose model thread has ended.
+
+Others: 0 after an orderly stop, 1 if the supervisor's lifeline or a hang's watchdog ends the process, 78 for
+settings that cannot work (under launchd 0, see `protocol.settings.job_status`), or the number of a signal.
+"""
 
 from __future__ import annotations
 
