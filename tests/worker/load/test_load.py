@@ -67,7 +67,7 @@ def test_load_is_timed_and_proofs_are_not_repeated(tmp_path: Path, monkeypatch: 
     timer = StartupTimer()
     folder = str(model_folder("qwen3_5-eyes"))
     first = ModelLoader(folder, LoadOptions(probe_folder=tmp_path), timer=timer).load(nothing)
-    parts = ["start", "imports", "eyes", "weights", "trial", "tokenizer", "warm-up", "fingerprint"]
+    parts = ["start", "imports", "images", "weights", "trial", "tokenizer", "warm-up", "fingerprint"]
     assert list(timer.seconds) == parts
     assert isinstance(first, Model)
     monkeypatch.setattr(capabilities, "probe_capabilities", None)  # must not be called
