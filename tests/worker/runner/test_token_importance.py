@@ -13,8 +13,8 @@ from mlx_lm.models import lfm2
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
-from bench.facts import FACT_TOKENS, FactPrompt, Question
-from bench.recall_model import LARGE, make_recaller
+from tests.models.facts import FACT_TOKENS, FactPrompt, Question
+from tests.models.recaller import LARGE, make_recaller
 from worker.runner.token_importance import attended_by, score_tokens
 
 TOKENS = 300

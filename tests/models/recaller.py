@@ -21,7 +21,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.facts import END, LEAD, SIZE, TELL
+from tests.models.facts import END, LEAD, SIZE, TELL
 
 Matrix = NDArray[np.float64]
 
