@@ -18,7 +18,6 @@ from mlx_lm.utils import load_model
 
 from bench.models import random_tokens
 from bench.ours import Ours
-from bench.schemas import random_schema
 from bench.timing import Work
 from protocol.conversation import pack
 from protocol.messages import Generate
@@ -117,7 +116,22 @@ def _strict(model: Model, row: int) -> EngineRequest:
 
 
 def _rows(seed: int) -> dict[str, Any]:
-    return {"type": "array", "minItems": 40, "items": random_schema(seed, depth=1)}
+    """Return the schema of a long list of objects with strings of random text."""
+    dice = random.Random(seed)
+    kinds: list[dict[str, Any]] = [
+        {"type": "string", "maxLength": dice.randint(8, 40)},
+        {"type": "string", "pattern": "^[A-Z]{3}-[0-9]{4}$"},
+        {"type": "string", "format": "date-time"},
+        {"enum": [f"{word}{dice.randint(0, 99)}" for word in ("red", "green", "north", "south")]},
+        {"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 5},
+        {"type": "number"},
+    ]
+    names = dice.sample(("name", "street", "price", "status", "owner", "note"), len(kinds))
+    properties = dict(zip(names, kinds, strict=True))
+    item = {
+        "type": "object", "properties": properties, "required": names[:4], "additionalProperties": False
+    }  # fmt: skip
+    return {"type": "array", "minItems": 40, "items": item}
 
 
 def _answered(model: Model, requests: Sequence[EngineRequest]) -> Mapping[str, Sequence[int]]:
