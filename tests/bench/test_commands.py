@@ -12,7 +12,7 @@ import pytest
 from tests.commands import check_arguments
 
 ROOT = Path(__file__).resolve().parents[2]
-INTERNAL = {"bench.bare", "bench.inprocess", "bench.stepper"}
+INTERNAL = {"bench.bare", "bench.inprocess"}
 """Programs that other programs start."""
 RUN_S_MAX = 100
 
