@@ -21,9 +21,6 @@ from worker.values import SamplingParams
 PROMPT_TOKENS = 126
 STEPS = 16
 TURNS = 4
-LENGTHS = (100, 4000)
-CHURN_ROWS = 16
-CHURN_STEPS = 4
 SAMPLED_ROWS = 16
 SAMPLED_STEPS = 4
 
@@ -130,33 +127,3 @@ def mixed(bench: Bench, rows: int, rounds: int) -> Line:
             stack.enter_context(closing(side))
             measures[name] = partial(measure, side, batches())
         return Line(f"{bench.name}, {rows} rows", alternate(measures, rounds))
-
-
-def churn_lengths(count: int) -> list[int]:
-    """Return prompt lengths evenly spread over `LENGTHS`, in an order without trend."""
-    least, most = LENGTHS
-    order = sorted(range(count), key=lambda number: number * 7 % count)
-    return [least + (most - least) * number // (count - 1) for number in order]
-
-
-def churn_with_prefill(bench: Bench, rounds: int) -> Line:
-    """Measure sixteen rows that each end after 64 tokens, whereupon the next request, of 100 to 4,000 tokens,
-    is prefilled and joins. In each round four do, of the same lengths. The first sixteen end one after the
-    other."""
-    rows, joins = CHURN_ROWS, 4
-    lengths, life = churn_lengths(joins), CHURN_STEPS * rows
-    asks = [
-        Ask(
-            random_tokens(lengths[number % joins], 5000 + number),
-            min(CHURN_STEPS * (number + 1), life),
-        )
-        for number in range(2 * rows + joins * (rounds + 1))
-    ]
-    with ExitStack() as stack:
-        measures: dict[str, Measure] = {}
-        for name, side in bench.sides(rows, bare=False).items():
-            stack.enter_context(closing(side))
-            side.submit(asks)
-            side.run(sum(ask.max_tokens for ask in asks[:rows]))
-            measures[name] = partial(measured, side, joins * life)
-        return Line(f"{bench.name}, prefill included", alternate(measures, rounds))

@@ -1,6 +1,6 @@
 """The worker's decode loop in process, next to upstream's, with the same models, prompts and BLAS.
 
-    python -m bench.engine [--models dense,hybrid] [--batches 1,4,16,32] [--rounds 5] [--only decode,churn]
+    python -m bench.engine [--models dense,hybrid] [--batches 1,4,16,32] [--rounds 5] [--only decode,mixed]
 
 `ours` is the worker's complete loop: scheduler, engine, detokenizer, messages. `bare` is the upper bound: the
 model on upstream's caches, argmax, one step ahead. The sides take turns within each round.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bench.cases import Line
 
 SIDES = ("bare", "ours", "BatchGenerator", "stream_generate")
-CASES = ("decode", "mixed", "sampled", "churn")
+CASES = ("decode", "mixed", "sampled")
 LEGEND = (
     "Columns: tokens/s of each side, median of {rounds} rounds; then the ratio of ours to each, median of "
     "the ratios of the rounds (smallest-largest). {aim}"
@@ -45,7 +45,6 @@ def report(title: str, lines: Sequence[Line], rounds: int, aim: str) -> None:
 def run(models: Sequence[str], batches: Sequence[int], rounds: int, only: Sequence[str]) -> None:
     """Run each kind of case and print its table as soon as it is complete."""
     from bench import cases
-    from bench.churn import churn
 
     if "decode" in only or "mixed" in only:
         benches = [cases.Bench(name) for name in models]
@@ -62,15 +61,6 @@ def run(models: Sequence[str], batches: Sequence[int], rounds: int, only: Sequen
         report(
             "Sampled, 16 rows, 152k vocabulary", lines, rounds, "Aim: twice BatchGenerator. Bare is greedy."
         )
-    if "churn" in only:
-        lines, memories = [], []
-        for name in models:
-            bench = cases.Bench(f"{name}-small")
-            line, memory = churn(bench, rounds)
-            lines += [line, cases.churn_with_prefill(bench, rounds)]
-            memories.append(memory)
-        report("A join and a leave every 4 steps, 16 rows of 100 to 4,000 tokens", lines, rounds, "Aim: 1.5.")
-        print("\n".join(memories))
 
 
 def main() -> None:
