@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import queue
-from collections import deque
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from bench.sides import Ask
-from protocol.messages import Failed, Finished, Message, StepOutputs
+from protocol.messages import Failed, Message, StepOutputs
 from protocol.settings.worker import WorkerSettings
 from worker.core.commands import Abort, Command, Stop, Submit
 from worker.core.engine_core import EngineCore
@@ -53,7 +52,6 @@ class Ours:
                 position_cost=model.position_cost,
             ),
         )
-        self._behind: deque[EngineRequest] = deque()
         self._submitted = 0
         self._tokens = 0
         self._goal = 0
@@ -84,16 +82,10 @@ class Ours:
             for number, ask in enumerate(asks)
         )
 
-    def submit_prepared(self, requests: Iterable[EngineRequest], at_once: int | None = None) -> None:
-        """Queue requests as a worker's I/O thread does. With `at_once`, each further request is queued when
-        another has finished, as from that many clients."""
-        self._behind.extend(requests)
-        for _ in range(len(self._behind) if at_once is None else at_once):
-            self._submit_next()
-
-    def _submit_next(self) -> None:
-        if self._behind:
-            self._inbox.put(Submit(self._behind.popleft()))
+    def submit_prepared(self, requests: Iterable[EngineRequest]) -> None:
+        """Queue requests as a worker's I/O thread does."""
+        for request in requests:
+            self._inbox.put(Submit(request))
 
     def run(self, tokens: int) -> int:
         self._tokens, self._goal = 0, tokens
@@ -115,8 +107,6 @@ class Ours:
                 self._tokens += sum(len(delta.tokens) for delta in message.deltas)
                 if before < self._goal <= self._tokens:
                     self._inbox.put(Stop())
-            case Finished():
-                self._submit_next()
             case Failed():
                 self._failure = message
                 self._inbox.put(Stop())

@@ -12,7 +12,7 @@ import pytest
 from tests.commands import check_arguments
 
 ROOT = Path(__file__).resolve().parents[2]
-INTERNAL = {"bench.bare", "bench.inprocess"}
+INTERNAL = {"bench.bare"}
 """Programs that other programs start."""
 RUN_S_MAX = 100
 
