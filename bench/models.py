@@ -6,15 +6,20 @@ They are float32, which a CPU's BLAS computes fastest.
 
 from __future__ import annotations
 
+import base64
 import functools
 import hashlib
+import io
 import json
 import random
 import shutil
 import tempfile
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from PIL import Image
 
 from tests.models.fixtures import model_folder
 
@@ -23,6 +28,8 @@ VOCABULARY_WIDE = 151_936
 CONTEXT = 32_768
 WORDS = 1987
 """Token ids below this are ordinary text in the tests' tokenizer."""
+TILE = 24
+"""Patches along a side of an image."""
 
 # Sections have no effect without images, but `mlx_vlm` loads no hybrid model without them.
 _MROPE = {
@@ -122,3 +129,17 @@ def words(folder: Path) -> list[str]:
     vocabulary = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()
     words = (token[1:] for token in vocabulary if token.startswith("Ġ"))
     return sorted(word for word in words if word.isalpha() and word.isascii())
+
+
+def image_url(side: int, seed: int) -> str:
+    """Return a JPEG unique to the seed, soft patches of random colours, as a data URL."""
+    tile = Image.frombytes("RGB", (TILE, TILE), random.Random(seed).randbytes(3 * TILE * TILE))
+    file = io.BytesIO()
+    tile.resize((side, side), Image.Resampling.BICUBIC).save(file, "JPEG")
+    return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def question(text: str, urls: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Return a user's message about some images."""
+    images = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    return [{"role": "user", "content": [*images, {"type": "text", "text": text}]}]

@@ -15,7 +15,7 @@ from bench.rivals import Server
 from bench.versus.fleet import fleet
 from bench.versus.results import Entry
 from bench.versus.turns import Figure, Task, Values, entries, within
-from bench.vision import image_url, question
+from bench.models import image_url, question
 
 LINE = "reuse"
 PLAN = Plan(system_tokens=3000, turns=6, cold=range(2, 7, 2))

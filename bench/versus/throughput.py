@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from bench.client import Answer, burst
-from bench.models import random_text
+from bench.models import image_url, question, random_text
 from bench.processes import tree_cpu_s
 from bench.rivals import Server
 from bench.versus.fleet import fleet
 from bench.versus.results import OURS, Entry
 from bench.versus.turns import Figure, Taken, Task, Values, entries, within
-from bench.vision import image_url, question
 from deploy.load.samples import percentile
 
 LINE = "throughput"
