@@ -10,12 +10,12 @@ from pathlib import Path
 
 from bench.agent import CROWD, Plan, Texts, converse, draft_batch
 from bench.client import ask, client
+from bench.models import image_url, question
 from bench.reuse import Trace
 from bench.rivals import Server
 from bench.versus.fleet import fleet
 from bench.versus.results import Entry
 from bench.versus.turns import Figure, Task, Values, entries, within
-from bench.models import image_url, question
 
 LINE = "reuse"
 PLAN = Plan(system_tokens=3000, turns=6, cold=range(2, 7, 2))
