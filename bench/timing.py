@@ -78,8 +78,18 @@ def median_rate(rounds: Sequence[Work]) -> float:
 
 def compare(ours: Sequence[Work], theirs: Sequence[Work]) -> Ratio:
     """Return our rate over theirs, round by round: noise that lasts a whole round cancels out."""
-    ratios = [mine.rate / other.rate for mine, other in zip(ours, theirs, strict=True)]
-    return Ratio(statistics.median(ratios), min(ratios), max(ratios))
+    return spread([mine.rate / other.rate for mine, other in zip(ours, theirs, strict=True)])
+
+
+def spread(values: Sequence[float]) -> Ratio:
+    """Return the median, smallest and largest of the rounds' values."""
+    return Ratio(statistics.median(values), min(values), max(values))
+
+
+def number(value: float) -> str:
+    """Format with three significant digits, or all before the decimal point; integers without decimals."""
+    digits = 0 if value == int(value) or abs(value) >= 99.5 else 1 if abs(value) >= 9.95 else 2
+    return f"{value:,.{digits}f}"
 
 
 @dataclass(frozen=True)

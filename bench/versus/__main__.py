@@ -8,7 +8,7 @@ Results replace those of the same models and lines in the file, after each line,
 pieces, and an interrupted one loses nothing. `--rivals`: `mlx_lm.server` and `mlx_vlm.server`; `vllm-mlx` and
 `rapid-mlx`, each in an environment that is created when it is first named; `all`; or the path of another
 checkout of this project, such as that of an earlier commit. With `--documents` nothing
-is measured: the README's table, `docs/benchmarks.md` and the charts are written from the file.
+is measured: the README's table and `docs/benchmarks.md` are written from the file.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ from bench.versus import (
     stalls,
     starts,
     throughput,
-    tradeoff,
 )
 from bench.versus.results import OURS, Entry
 from bench.versus.turns import Task
@@ -60,7 +59,6 @@ LINES: dict[str, tuple[Measure, tuple[str, ...]]] = {
     chats.LINE: (chats.measure, tuple(TALKING)),
     **{line: (partial(lengths.measure, line), ("smollm2",)) for line in lengths.LINES},
     starts.LINE: (starts.measure, tuple(TALKING)),
-    tradeoff.LINE: (tradeoff.measure, ("smollm2",)),
     throughput.LINE: (throughput.measure, RANDOM),
     reuse.LINE: (reuse.measure, RANDOM),
     stalls.LINE: (stalls.measure, ("dense", "hybrid")),

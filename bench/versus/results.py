@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from bench.timing import Ratio
+from bench.timing import Ratio, spread
 
 OURS = "roundhouse"
 Better = Literal["more", "less"]
@@ -57,7 +57,7 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
         if not pairs or any(min(pair) <= 0 for pair in pairs):
             return None
         ratios = [ours / theirs if self.better == "more" else theirs / ours for ours, theirs in pairs]
-        return Ratio(statistics.median(ratios), min(ratios), max(ratios))
+        return spread(ratios)
 
     def best(self) -> str | None:
         """Return the side with the best median, the first of equals; None if no side has one."""
@@ -69,7 +69,7 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def is_lost(self) -> bool:
         """Return whether another server is better than ours, when rounded to two decimals."""
-        return any(self._loses_to(name) for name in self.sides if server_of(name) != OURS)
+        return any(self._loses_to(name) for name in self.sides if name != OURS)
 
     def _loses_to(self, name: str) -> bool:
         if (ratio := self.ratio(name)) is not None:
@@ -81,11 +81,6 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def _rounds(self, name: str) -> Sequence[float]:
         return self.sides[name].rounds if name in self.sides else ()
-
-
-def server_of(side: str) -> str:
-    """Return the server of a side, which may be ours with a setting behind its name."""
-    return OURS if side.startswith(OURS) else side
 
 
 class Run(msgspec.Struct, frozen=True):

@@ -1,11 +1,12 @@
-"""Markdown tables of the results: the short one of the README, and all of them."""
+"""Markdown tables of the results: the short one of the README, and one for each line."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.rivals import KNOWN
+from bench.timing import number
 from bench.versus.results import OURS, Entry, Results, Run
 
 LOST = "▼"
@@ -37,10 +38,46 @@ CHOICES = (
 )
 
 
-def number(value: float) -> str:
-    """Format with three significant digits, or all before the decimal point; integers without decimals."""
-    digits = 0 if value == int(value) or abs(value) >= 99.5 else 1 if abs(value) >= 9.95 else 2
-    return f"{value:,.{digits}f}"
+@dataclass(frozen=True)
+class Table:
+    """What docs/benchmarks.md shows of a line: a sentence, and figures by their keys, each with numbers of
+    concurrent requests, none standing for all. The file of results has the others."""
+
+    caption: str
+    figures: Mapping[str, tuple[int, ...]]
+
+    def shows(self, entry: Entry) -> bool:
+        at = self.figures.get(entry.figure)
+        return at is not None and (not at or entry.at in at)
+
+
+TABLES = {
+    "chats": Table("Chats of 40 to 700 tokens.", {"rate": (), "first": (4, 16), "gap99": (4, 16, 48)}),
+    "starts": Table(
+        "Bursts of short chats, the first right after the start.",
+        {"rate1": (16,), "last1": (16,), "rate": (1, 16, 64), "last": (16,), "gap99": (16, 64)},
+    ),
+    "together": Table("Unequal chats that come together.", {"first": (), "done": (), "longest": ()}),
+    "decode": Table("Unequal chats that decode together.", {"rate": ()}),
+    "alone": Table("One request at a time.", {"first16": (), "first128": (), "first512": ()}),
+    "throughput": Table(
+        "Prompts of 126 tokens, or an image each.",
+        {"rate": (1, 16, 64), "first": (16,), "gap99": (16,)},
+    ),
+    "reuse": Table(
+        "Prefix caches.",
+        {"warm": (), "crowd": (), "computed": (), "second": ()},
+    ),
+    "gaps": Table("Four streams beside a long prompt.", {"p99": (), "first": ()}),
+    "overload": Table(
+        "Ten times as many requests as a server can handle.", {"served": (), "refused": (), "lost": ()}
+    ),
+    "kill": Table(
+        "`kill -9` of the model's process; other servers are restarted at once.",
+        {"lost": (), "pause": (), "back": ()},
+    ),
+    "gateway": Table("The gateway alone.", {"events": (), "cpu": ()}),
+}
 
 
 def names_of(entries: Iterable[Entry]) -> list[str]:
@@ -52,6 +89,17 @@ def names_of(entries: Iterable[Entry]) -> list[str]:
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     rule = ["---", *["---:"] * (len(head) - 1)]
     return [f"| {' | '.join(row)} |" for row in (head, rule, *rows)]
+
+
+def _median(entry: Entry, name: str) -> str:
+    side = entry.sides.get(name)
+    if side is None or side.median is None:
+        return NOTHING
+    return f"**{number(side.median)}**" if entry.best() == name else number(side.median)
+
+
+def _title(name: str) -> str:
+    return "ours" if name == OURS else f"`{name}`" if "." in name else name
 
 
 # --- the README's ------------------------------------------------------------------------------------
@@ -73,71 +121,69 @@ def short(results: Results) -> str:
     return "\n".join(_table(["", "rounds", *(_title(name) for name in names)], rows))
 
 
-def _median(entry: Entry, name: str) -> str:
-    side = entry.sides.get(name)
-    if side is None or side.median is None:
-        return NOTHING
-    return f"**{number(side.median)}**" if entry.best() == name else number(side.median)
-
-
-def _title(name: str) -> str:
-    return "ours" if name == OURS else f"`{name}`" if "." in name else name
-
-
-# --- all results -------------------------------------------------------------------------------------
+# --- all lines ---------------------------------------------------------------------------------------
 
 
 def whole(results: Results) -> str:
-    """Return a table for each model and line, with its notes."""
-    groups: dict[tuple[str, str], list[Entry]] = {}
-    for entry in results.entries.values():
-        groups.setdefault((entry.model, entry.line), []).append(entry)
-    lines = list(dict.fromkeys(line for _, line in groups))
-    ordered = sorted(groups, key=lambda group: lines.index(group[1]))
-    parts = [_group(model, line, groups[model, line]) for model, line in ordered]
-    return "\n\n".join([*parts, _runs(results)])
+    """Return a table for each line, with its runs, why servers have no figures, and machines and versions."""
+    parts = [_line(results, line, table) for line, table in TABLES.items()]
+    return "\n\n".join([*(part for part in parts if part), _machines(results.runs.values())])
 
 
-def _group(model: str, line: str, entries: Sequence[Entry]) -> str:
-    figures = list(dict.fromkeys(entry.figure for entry in entries))
-    ordered = sorted(entries, key=lambda entry: (figures.index(entry.figure), entry.at or 0))
-    names, notes = names_of(ordered), _notes(ordered)
-    rows = [[_label(entry), *(_with_ratio(entry, name, notes) for name in names)] for entry in ordered]
-    said = [f"{number}. {note}" for note, number in notes.items()]
-    lines = [f"### {line}: {model}", "", *_table(["", *(_title(name) for name in names)], rows)]
-    return "\n".join([*lines, *(["", *said] if said else [])])
+def _line(results: Results, line: str, table: Table) -> str:
+    entries = [entry for entry in results.entries.values() if entry.line == line and table.shows(entry)]
+    if not entries:
+        return ""
+    figures = list(table.figures)
+    entries.sort(key=lambda entry: (entry.model, figures.index(entry.figure), entry.at or 0))
+    names, notes = names_of(entries), _notes(entries)
+    models = list(dict.fromkeys(entry.model for entry in entries))
+    rows = [
+        [_label(entry, len(models) > 1), *(_cell(entry, name, notes) for name in names)] for entry in entries
+    ]
+    runs = dict.fromkeys(_run(results.runs[entry.run]) for entry in entries)
+    lines = [f"## {line}: {', '.join(models)}", "", f"{table.caption} {'; '.join(runs)}.", ""]
+    lines += _table(["", *(_title(name) for name in names)], rows)
+    remarks = [f"{place}. {note}" for note, place in notes.items()]
+    return "\n".join([*lines, *(["", *remarks] if remarks else [])])
 
 
 def _notes(entries: Sequence[Entry]) -> dict[str, int]:
-    said = dict.fromkeys(
-        f"{name}: {side.note}" for entry in entries for name, side in entry.sides.items() if side.note
+    """Return why sides have no figures, numbered."""
+    missing = dict.fromkeys(
+        f"{name}: {side.note}"
+        for entry in entries
+        for name, side in entry.sides.items()
+        if side.note and side.median is None
     )
-    return {note: place for place, note in enumerate(said, 1)}
+    return {note: place for place, note in enumerate(missing, 1)}
 
 
-def _label(entry: Entry) -> str:
+def _label(entry: Entry, several: bool) -> str:
+    model = f"{entry.model}: " if several else ""
     unit = f", {entry.unit}" if entry.unit else ""
-    at = f", {entry.at} at once" if entry.at is not None else ""
-    return f"{entry.name}{unit}{at}{f' {LOST}' if entry.is_lost() else ''}"
+    at = f", {entry.at}" if entry.at is not None else ""
+    return f"{model}{entry.name}{unit}{at}{f' {LOST}' if entry.is_lost() else ''}"
 
 
-def _with_ratio(entry: Entry, name: str, notes: dict[str, int]) -> str:
+def _cell(entry: Entry, name: str, notes: dict[str, int]) -> str:
     side = entry.sides.get(name)
-    if side is None:
-        return NOTHING
-    place = f" [{notes[f'{name}: {side.note}']}]" if side.note else ""
-    ratio = None if name == OURS else entry.ratio(name)
-    return _median(entry, name) + (f" · {ratio}" if ratio else "") + place
-
-
-def _runs(results: Results) -> str:
-    return "\n".join(["### Runs", "", *(_run(run) for run in results.runs.values())])
+    place = notes.get(f"{name}: {side.note}") if side and side.median is None else None
+    return f"{NOTHING} [{place}]" if place else _median(entry, name)
 
 
 def _run(run: Run) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
-    began, ended = run.load
-    return (
-        f"* {run.began}: {run.cores} cores ({run.processor}), load {began} at the start, {ended} at the end, "
-        f"our own included; {run.rounds} rounds; float32 by {run.blas}; {versions}"
-    )
+    rounds = f"{run.rounds} round{'s' if run.rounds > 1 else ''}"
+    return f"{run.began.partition(' ')[0]}, {rounds}, {run.blas}"
+
+
+def _machines(runs: Iterable[Run]) -> str:
+    runs = list(runs)
+    machines = dict.fromkeys(f"{run.cores} cores ({run.processor})" for run in runs)
+    versions: dict[str, dict[str, None]] = {}
+    for run in runs:
+        for name, version in run.versions.items():
+            versions.setdefault(name, {})[version] = None
+    listed = (f"{name} {' and '.join(found)}" for name, found in versions.items())
+    load = f"load up to {max(run.load[0] for run in runs)} before, {max(run.load[1] for run in runs)} after"
+    return f"Machine: {'; '.join(machines)}, {load}, our own included. {', '.join(listed)}."

@@ -9,9 +9,9 @@ import pytest
 from bench.timing import Ratio
 from bench.versus import chats, deaths, results, starts
 from bench.versus.__main__ import JSON, LINES
-from bench.versus.documents import BENCHMARKS, CHARTS, FIGURES, README, write
+from bench.versus.documents import BENCHMARKS, README, write
 from bench.versus.results import OURS, Better, Entry, Results, Run, Side, load, merge, save
-from bench.versus.tables import CHOICES
+from bench.versus.tables import CHOICES, TABLES
 
 ROOT = Path(__file__).resolve().parents[3]
 RUN = Run(
@@ -68,16 +68,21 @@ def test_results_round_trip_through_the_file_and_another_file_is_refused(tmp_pat
         load(file)
 
 
-def test_documents_and_charts_match_the_stored_results(tmp_path: Path) -> None:
-    names = [README, BENCHMARKS, *(CHARTS / name for name in FIGURES)]
+def test_documents_match_the_stored_results(tmp_path: Path) -> None:
     for name in (README, BENCHMARKS):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text((ROOT / name).read_text())
     write(results.load(JSON), tmp_path)
-    assert {name: (tmp_path / name).read_text() for name in names} == {
-        name: (ROOT / name).read_text() for name in names
-    }
-    assert all(f"]({name})" in (ROOT / BENCHMARKS).read_text() for name in FIGURES)
+    for name in (README, BENCHMARKS):
+        assert (tmp_path / name).read_text() == (ROOT / name).read_text()
+
+
+def test_each_line_has_a_table_of_figures_that_are_measured() -> None:
+    assert set(TABLES) == set(LINES)
+    for entry in (stored := results.load(JSON)).entries.values():
+        assert entry.line in TABLES, entry.key
+    for line, table in TABLES.items():
+        assert set(table.figures) <= {each.figure for each in stored.entries.values() if each.line == line}
 
 
 def test_readme_choices_are_measured_figures() -> None:
