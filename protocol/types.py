@@ -183,7 +183,7 @@ class PrefixReuse(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `tokens`: number of reused tokens. `tier`: `disk` if any part was read from disk, else `ram`; `none`
     without reuse. `miss`: why not more was reused, “diverged_at_N”, “incomplete”, “request” or “off” (see
-    docs/operating.md); empty if everything was. `left_out`: position ranges
+    docs/tuning.md); empty if everything was. `left_out`: position ranges
     (end exclusive) that sparse prefill skips, in order.
     """
 
