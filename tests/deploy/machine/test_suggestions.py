@@ -26,9 +26,9 @@ GIB = 2**30
 @pytest.mark.parametrize(
     ("machine", "chip", "name"),
     [
-        (16 * GIB, "Apple M1", "Qwen3-4B-4bit"),  # the larger ones are too slow to read along with
-        (64 * GIB, "Apple M3 Max", "Qwen3-Next-80B-A3B-Instruct-4bit"),
-        (16 * GIB, "unknown", "Qwen3-14B-4bit"),
+        (16 * GIB, "Apple M1", "Qwen3.5-4B-4bit"),  # the larger ones are too slow to read along with
+        (64 * GIB, "Apple M3 Max", "Qwen3-Coder-Next-4bit"),
+        (16 * GIB, "unknown", "Qwen3.5-9B-4bit"),
     ],
 )
 def test_the_model_to_begin_with_is_large_and_not_slow(machine: int, chip: str, name: str) -> None:
@@ -54,7 +54,7 @@ def test_serve_hints_at_a_model_on_a_mac_without_one(monkeypatch: pytest.MonkeyP
 def test_a_larger_mixture_fits_with_some_of_its_experts_on_disk() -> None:
     found = fit_with_experts_on_disk(30 * GB)
     model, in_memory = found
-    assert "80B" in model.id
+    assert "Coder-Next" in model.id
     assert context_that_fits(model, 30 * GB) == 0
     assert model.expert_bytes / 2 <= in_memory < model.expert_bytes < model.weight_bytes
     assert fit_with_experts_on_disk(5 * GB) is None, "less than half of the experts of any"
