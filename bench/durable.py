@@ -14,24 +14,23 @@ import argparse
 import asyncio
 import contextlib
 import json
-import statistics
 import time
 import uuid
 from collections.abc import Sequence
-from pathlib import Path
 
 import httpx
-import psutil
 import uvloop
 
-from bench.gateway import Reader, read_all
-from bench.processes import cpu_s, cpu_s_since, free_port, running, socket_folder, wait_for
+from bench.gateway import Reader, chat_request, measure, scripted_gateway
+from bench.timing import number, print_table, spread
 from broker.journal.journal import IDLE_S
 from deploy.load.runner import closed_loop
-from protocol.common.state_folder import JOURNAL_NAME
+from tests.system import System
 
 PLACE = b"KEY-OF-THE-STREAM"
 CLIENTS = 32
+ROWS_MAX = 64
+JOURNALS = {"off": "0", "on": "1G"}
 
 
 class KeyedReader(Reader):
@@ -41,68 +40,50 @@ class KeyedReader(Reader):
         super().__init__(request.replace(PLACE, uuid.uuid4().hex[: len(PLACE)].encode()), done)
 
 
-def request_of(tokens: int, *, keyed: bool) -> bytes:
-    content = {"role": "user", "content": f"!tokens={tokens} !text=turntable·"}
-    body = json.dumps({"stream": True, "messages": [content]}, ensure_ascii=False).encode()
-    key = b"idempotency-key: " + PLACE + b"\r\n" if keyed else b""
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n%bcontent-length: %d\r\n\r\n"
-    return head % (key, len(body)) + body
-
-
-def measure(server: psutil.Process, port: int, request: bytes, streams: int) -> float:
-    """Return the events per CPU second of the gateway."""
-    before = cpu_s(server)
-    events = uvloop.run(read_all(port, request, streams, KeyedReader))
-    return events / cpu_s_since(before, server)
-
-
-def flags_of(folder: Path, name: str, port: int, journal_max: str) -> list[str]:
-    """Return the flags of a gateway."""
-    line = ["--port", str(port), "--endpoint", f"ipc://{folder}/{name}", "--log-level", "warning"]
-    return [*line, "--journal-max", journal_max, "--journal-dir", str(folder / f"{name}-journal")]
-
-
 def compare(streams: int, step_ms: float, tokens: int, rounds: int, kinds: Sequence[str]) -> None:
     """Print events per CPU second of each kind of request, and the ratios to plain ones without a journal."""
     figures: dict[tuple[str, str], list[float]] = {}
-    with socket_folder() as folder, contextlib.ExitStack() as processes:
-        gateways: dict[str, tuple[psutil.Process, int]] = {}
-        for name, journal_max in (("off", "0"), ("on", "1G")):
-            port = free_port()
-            gateway = processes.enter_context(running("broker", flags_of(folder, name, port, journal_max)))
-            worker = ["--endpoint", f"ipc://{folder}/{name}", "--max-running", str(streams)]
-            processes.enter_context(
-                running(
-                    "tests.scripted_worker", [*worker, "--step-ms", str(step_ms), "--log-level", "warning"]
-                )
-            )
-            wait_for(f"http://127.0.0.1:{port}/ready")
-            gateways[name] = gateway, port
-        for number in range(rounds + 1):
-            for name, (gateway, port) in gateways.items():
-                for kind in kinds:
-                    request = request_of(tokens, keyed=kind == "keyed")
-                    figure = measure(gateway, port, request, streams)
-                    if number:  # the first round warms up
-                        figures.setdefault((name, kind), []).append(figure)
-    plain = statistics.median(figures["off", kinds[0]])
-    print(f"{streams} streams of {tokens} events, {step_ms:g} ms a step, {rounds} rounds")
-    for (name, kind), values in figures.items():
-        median = statistics.median(values)
-        spread = f"{min(values):,.0f}-{max(values):,.0f}"
-        told = f"{median:>10,.0f} events per CPU second ({spread}), {median / plain:.2f}"
-        print(f"journal {name:<4}{kind:<8}{told}")
+    with contextlib.ExitStack() as stack:
+        systems = {
+            name: stack.enter_context(scripted_gateway(streams, step_ms, "--journal-max", size))
+            for name, size in JOURNALS.items()
+        }
+        for round in range(rounds + 1):
+            for (name, system), kind in ((each, kind) for each in systems.items() for kind in kinds):
+                headers = [f"idempotency-key: {PLACE.decode()}"] if kind == "keyed" else []
+                request = chat_request(f"!tokens={tokens} !text=turntable·", *headers)
+                done = measure(system.gateway.stats, system.port, request, streams, KeyedReader)
+                if round:  # the first warms up
+                    figures.setdefault((name, kind), []).append(done.per_cpu_second)
+    plain = figures["off", kinds[0]]
+    print_table(
+        f"{streams} streams of {tokens} events, {step_ms:g} ms a step, {rounds} rounds",
+        ["journal", "requests", "events per CPU second", "ratio"],
+        [
+            [
+                name,
+                kind,
+                number(spread(values).median),
+                str(spread([a / b for a, b in zip(values, plain, strict=True)])),
+            ]
+            for (name, kind), values in figures.items()
+        ],
+        f"Medians of the rounds (smallest-largest); ratios to {kinds[0]} requests without a journal.",
+    )
 
 
-def told(what: str, gateway: psutil.Process, file: Path) -> None:
-    size = sum(part.stat().st_size for part in file.parent.glob("*")) if file.parent.exists() else 0
-    print(f"{what:<24}{gateway.memory_info().rss / 2**20:>8.0f} MiB resident, {size / 2**20:.1f} MiB on disk")
+def show(what: str, system: System) -> None:
+    """Print the gateway's memory and the size of its journal."""
+    folder = system.folder / "durable"
+    size = sum(part.stat().st_size for part in folder.glob("*")) if folder.exists() else 0
+    resident = system.gateway.stats.memory_info().rss
+    print(f"{what:<24}{resident / 2**20:>8.0f} MiB resident, {size / 2**20:.1f} MiB on disk")
 
 
-async def background(url: str, count: int, gateway: psutil.Process, file: Path) -> None:
+async def background(system: System, count: int) -> None:
     """Queue `count` responses, wait until all have ended, and delete them."""
     ids: list[str] = []
-    async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+    async with httpx.AsyncClient(base_url=system.url, timeout=120) as client:
 
         async def create(number: int) -> None:
             body = {"input": f"number {number} !tokens=8", "background": True}
@@ -111,35 +92,21 @@ async def background(url: str, count: int, gateway: psutil.Process, file: Path) 
         async def delete(number: int) -> None:
             await client.delete(f"/v1/responses/{ids[number]}")
 
-        told("before", gateway, file)
+        show("before", system)
         began = time.perf_counter()
         await closed_loop(range(count), create, CLIENTS)
-        told(f"queued in {time.perf_counter() - began:.0f} s", gateway, file)
-        while True:
-            durable = (await client.get("/v1/status")).json()["durable"]
-            if not durable["running"]:
-                break
+        show(f"queued in {time.perf_counter() - began:.0f} s", system)
+        while (await client.get("/v1/status")).json()["durable"]["running"]:
             await asyncio.sleep(0.5)
-        told(f"ended after {time.perf_counter() - began:.0f} s", gateway, file)
+        show(f"ended after {time.perf_counter() - began:.0f} s", system)
         await closed_loop(range(count), delete, CLIENTS)
         await asyncio.sleep(IDLE_S + 1)
-        told("deleted", gateway, file)
+        show("deleted", system)
         print(json.dumps((await client.get("/v1/status")).json()["durable"]))
 
 
-def run_background(count: int) -> None:
-    port = free_port()
-    with socket_folder() as folder:
-        flags = [*flags_of(folder, "on", port, "1G"), "--responses-max", str(count)]
-        worker = ["--endpoint", f"ipc://{folder}/on", "--max-running", "64", "--log-level", "warning"]
-        with running("broker", flags) as gateway, running("tests.scripted_worker", worker):
-            wait_for(f"http://127.0.0.1:{port}/ready")
-            file = folder / "on-journal" / JOURNAL_NAME
-            uvloop.run(background(f"http://127.0.0.1:{port}", count, gateway, file))
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--step-ms", type=float, default=10.0)
     parser.add_argument("--tokens", type=int, default=400)
@@ -150,7 +117,9 @@ def main() -> None:
     parser.add_argument("--background", type=int, default=0)
     given = parser.parse_args()
     if given.background:
-        run_background(given.background)
+        flags = ["--journal-max", "1G", "--responses-max", str(given.background)]
+        with scripted_gateway(ROWS_MAX, 0, *flags) as system:
+            uvloop.run(background(system, given.background))
     else:
         compare(given.streams, given.step_ms, given.tokens, given.rounds, given.kinds.split(","))
 
