@@ -32,7 +32,7 @@ SERVED = '[serve]\nspare = 0\n[models.pocket]\naliases = ["small"]\n'
 
 NOT_RUN: Mapping[str, str] = {
     "sudo sysctl iogpu.wired_limit_mb=27852             # 85% of 32 GB; 0: the default": "macOS only",
-    "roundhouse pull mlx-community/Qwen3-8B-4bit        # 4.6 GB; resumes a partial download": "a download",
+    "roundhouse pull mlx-community/Qwen3.5-9B-4bit      # 6.0 GB; resumes a partial download": "a download",
     "roundhouse adapters list": "the embedded model has no adapter",
     "roundhouse doctor --model mlx-community/Qwen3-8B-4bit": "a download",
     "curl -N http://127.0.0.1:8000/v1/models/pull -d "
