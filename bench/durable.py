@@ -29,6 +29,7 @@ from tests.system import System
 
 PLACE = b"KEY-OF-THE-STREAM"
 CLIENTS = 32
+POLL_S = 0.5
 ROWS_MAX = 64
 JOURNALS = {"off": "0", "on": "1G"}
 
@@ -96,8 +97,10 @@ async def background(system: System, count: int) -> None:
         began = time.perf_counter()
         await closed_loop(range(count), create, CLIENTS)
         show(f"queued in {time.perf_counter() - began:.0f} s", system)
-        while (await client.get("/v1/status")).json()["durable"]["running"]:
-            await asyncio.sleep(0.5)
+        while True:
+            if not (await client.get("/v1/status")).json()["durable"]["running"]:
+                break
+            await asyncio.sleep(POLL_S)
         show(f"ended after {time.perf_counter() - began:.0f} s", system)
         await closed_loop(range(count), delete, CLIENTS)
         await asyncio.sleep(IDLE_S + 1)

@@ -44,13 +44,10 @@ _SIZES: dict[str, tuple[str, dict[str, Any]]] = {
     "dense-small": ("dense", {}),
     "hybrid-small": ("hybrid", {"rope_parameters": _MROPE}),
     "dense-1024": ("dense", {"hidden_size": 1024, "intermediate_size": 3072}),
-    "dense-1024-deep": ("dense", {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 8}),
     "hybrid-1024": (
         "hybrid",
         {"hidden_size": 1024, "intermediate_size": 3072, "rope_parameters": _MROPE},
     ),
-    "slow": ("dense", {"num_hidden_layers": 6}),
-    "slow-openblas": ("dense", {"hidden_size": 768, "intermediate_size": 2304, "num_hidden_layers": 12}),
     "wide": ("dense", {"vocab_size": VOCABULARY_WIDE}),
 }
 NAMES = tuple(_SIZES)

@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -25,30 +24,16 @@ START_S_MAX = 180.0
 STOP_S_MAX = 20.0
 
 
-def free_port() -> int:
-    """Return a loopback port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @contextlib.contextmanager
 def running(
-    module: str,
-    arguments: Sequence[str],
-    environ: Mapping[str, str] | None = None,
-    *,
-    silent: bool = False,
-    log: Path | None = None,
-    python: str = sys.executable,
+    module: str, arguments: Sequence[str], environ: Mapping[str, str], log: Path, python: str = sys.executable
 ) -> Iterator[psutil.Process]:
     """Run `python -m module arguments…` with `environ` added to our own variables, while the context is open;
-    its children end with it. `silent`: discard its output; `log`: append its output to this file."""
-    with contextlib.ExitStack() as files:
-        output = files.enter_context(log.open("ab")) if log else subprocess.DEVNULL if silent else None
+    its children end with it. Its output is appended to `log`."""
+    with log.open("ab") as output:
         process = subprocess.Popen(
             [python, "-m", module, *arguments],
-            env={**os.environ, "XDG_STATE_HOME": _state_home(), **(environ or {})},
+            env={**os.environ, "XDG_STATE_HOME": _state_home(), **environ},
             stdout=output,
             stderr=output,
         )
@@ -90,14 +75,7 @@ def _kill(processes: Iterable[psutil.Process]) -> None:
             process.kill()
 
 
-@contextlib.contextmanager
-def socket_folder() -> Iterator[Path]:
-    """Create a temporary folder for ipc sockets."""
-    with tempfile.TemporaryDirectory(prefix="rh-") as folder:
-        yield Path(folder)
-
-
-def wait_for(url: str, process: psutil.Process | None = None) -> None:
+def wait_for(url: str, process: psutil.Process) -> None:
     """Wait until `url` answers 200. Raises `TimeoutError`, or `ChildProcessError` if `process` has ended."""
 
     def answers() -> bool:
@@ -107,7 +85,7 @@ def wait_for(url: str, process: psutil.Process | None = None) -> None:
                     return True
         except (urllib.error.URLError, OSError):
             pass
-        if process is not None and process.status() == psutil.STATUS_ZOMBIE:
+        if process.status() == psutil.STATUS_ZOMBIE:
             raise ChildProcessError(f"the server of {url} has ended")
         return False
 

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from bench.processes import free_port, running, socket_folder, wait_for
+from bench.processes import running, wait_for
 from tests.conformance.drivers import Environment
 from tests.conformance.environments import make
+from tests.ports import free_port
 from worker.process.preload import find_openblas
 
 NAMES = ("roundhouse", "mlx_lm.server", "mlx_vlm.server")
@@ -60,6 +62,14 @@ class Start:
     own: Path
     flags: Sequence[str] = ()
 
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def log(self) -> Path:
+        return self.own / "log"
+
 
 @dataclass(frozen=True)
 class Command:
@@ -87,30 +97,31 @@ def servers(
 
 @contextlib.contextmanager
 def server(
-    name: str,
-    folder: Path,
-    rows_max: int,
-    *,
-    reuse: bool = False,
-    flags: Sequence[str] = (),
-    environ: Mapping[str, str] | None = None,
+    name: str, folder: Path, rows_max: int, *, reuse: bool = False, flags: Sequence[str] = ()
 ) -> Iterator[Server]:
-    """Run one server with further `flags` and variables of its environment.
+    """Run one server with further `flags`.
 
     Raises `NotServing`, or `tests.conformance.environments.NotMade` if its environment cannot be created.
     """
-    with socket_folder() as own:
-        start = Start(folder, free_port(), rows_max, reuse, own, flags)
-        command = command_of(name, start)
-        command = replace(command, environ=command.environ | dict(environ or {}))
-        log = own / "log"
-        with started(command, log) as process:
-            url = f"http://127.0.0.1:{start.port}"
-            try:
-                wait_for(url + command.ready, process)
-            except (ChildProcessError, TimeoutError) as error:
-                raise NotServing(f"{error}: {_last_line(log)}") from error
-            yield Server(name, url, process, command.fields)
+    with (
+        prepared(name, folder, rows_max, reuse=reuse, flags=flags) as (start, command),
+        started(command, start.log) as process,
+    ):
+        try:
+            wait_for(start.url + command.ready, process)
+        except (ChildProcessError, TimeoutError) as error:
+            raise NotServing(f"{error}: {_last_line(start.log)}") from error
+        yield Server(name, start.url, process, command.fields)
+
+
+@contextlib.contextmanager
+def prepared(
+    name: str, folder: Path, rows_max: int, *, reuse: bool = False, flags: Sequence[str] = ()
+) -> Iterator[tuple[Start, Command]]:
+    """Yield how a server starts, with a folder of its own that is deleted at the end."""
+    with tempfile.TemporaryDirectory(prefix="rh-") as own:
+        start = Start(folder, free_port(), rows_max, reuse, Path(own), flags)
+        yield start, command_of(name, start)
 
 
 def started(command: Command, log: Path) -> contextlib.AbstractContextManager[psutil.Process]:

@@ -1,11 +1,10 @@
 """Memory growth over two thousand requests in a row.
 
-    python -m bench.soak [--requests 2000] [--model hybrid-small] [--concurrency 4] [--no-http]
+    python -m bench.soak [--requests 2000] [--model hybrid-small] [--concurrency 4]
 
-Short requests of many lengths; every tenth client disconnects in the middle. Over HTTP the resident memory of
-gateway and worker is sampled; in process also the memory that MLX reports as active and as cached. Samples
-are taken after a batch of requests, when nothing runs. The first fifth warms up. A slope is in bytes per
-request.
+Short requests of many lengths over HTTP; every tenth client disconnects in the middle. The resident memory of
+gateway and worker is sampled after a batch of requests, when nothing runs. The first fifth warms up. A slope
+is in bytes per request.
 """
 
 from __future__ import annotations
@@ -13,22 +12,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import os
 import random
-import subprocess
-import sys
 from collections.abc import Sequence
 
 import httpx
-import psutil
 
 from bench.client import Answer, ask, client
-from bench.models import NAMES, bench_folder, random_text, random_tokens
-from bench.rivals import Server, servers
+from bench.models import NAMES, bench_folder, random_text
+from bench.rivals import Server, server
 from bench.timing import fit_slope, print_table
 from deploy.load.runner import closed_loop
-from worker.process.preload import preload_openblas
 
 BATCH = 20
 WARM_PART = 0.2
@@ -70,7 +64,7 @@ async def _one(http: httpx.AsyncClient, server: Server, text: str, number: int) 
         await leaving
 
 
-async def soak_http(server: Server, texts: Sequence[str], concurrency: int) -> Samples:
+async def soak(server: Server, texts: Sequence[str], concurrency: int) -> Samples:
     """Send all `texts`, `concurrency` at once, in batches."""
     samples: Samples = {}
     async with client(server) as http:
@@ -79,30 +73,6 @@ async def soak_http(server: Server, texts: Sequence[str], concurrency: int) -> S
             await closed_loop(numbers, lambda at: _one(http, server, texts[at], at), concurrency)
             for name, size in resident(server).items():
                 samples.setdefault(name, []).append(size)
-    return samples
-
-
-def soak_in_process(model: str, requests: int, rows: int) -> Samples:
-    """Run requests of the same lengths through the loop alone, in this process."""
-    import mlx.core as mx
-
-    from bench.ours import Ours, load
-    from bench.sides import Ask
-
-    ours, process = Ours(load(bench_folder(model)), rows), psutil.Process()
-    samples: Samples = {"MLX, in use": [], "MLX, cached": [], "process, resident": []}
-    for first in range(0, requests, BATCH):
-        asks = []
-        for number in range(first, min(first + BATCH, requests)):
-            prompt_tokens, answer_tokens = lengths(number)
-            asks.append(Ask(random_tokens(prompt_tokens, number), answer_tokens))
-        ours.submit(asks)
-        ours.run(sum(ask.max_tokens for ask in asks))
-        mx.synchronize()
-        sizes = mx.get_active_memory(), mx.get_cache_memory(), process.memory_info().rss
-        for name, size in zip(samples, sizes, strict=True):
-            samples[name].append(float(size))
-    ours.close()
     return samples
 
 
@@ -124,39 +94,19 @@ def report(title: str, samples: Samples) -> None:
     )
 
 
-def _in_a_process(model: str, requests: int, rows: int) -> Samples:
-    command = [sys.executable, "-m", "bench.soak", "--samples", "--model", model]
-    command += ["--requests", str(requests), "--concurrency", str(rows)]
-    ended = subprocess.run(command, stdout=subprocess.PIPE, encoding="utf-8", check=True)
-    samples: Samples = json.loads(ended.stdout)
-    return samples
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--requests", type=int, default=2000, help="at least 240")
     parser.add_argument("--model", default="hybrid-small", choices=NAMES)
     parser.add_argument("--concurrency", type=int, default=4)
-    parser.add_argument("--http", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--in-process", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--samples", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     # A prefix cache grows until it is full. At these sizes it is full before the warm-up ends.
     os.environ |= {"ROUNDHOUSE_PREFIX_CACHE_RAM": "16MiB", "ROUNDHOUSE_PREFIX_CACHE_DISK": "32MiB"}
-    if options.samples:
-        preload_openblas(sys.argv)
-        print(json.dumps(soak_in_process(options.model, options.requests, options.concurrency)))
-        return
-    title = f"{options.requests} requests, {options.concurrency} at once, {options.model}"
     folder = bench_folder(options.model)
-    if options.in_process:
-        samples = _in_a_process(options.model, options.requests, options.concurrency)
-        report(f"{title}, in process", samples)
-    if options.http:
-        texts = [random_text(folder, lengths(number)[0], number) for number in range(options.requests)]
-        with servers(folder, options.concurrency, ["roundhouse"]) as [server]:
-            samples = asyncio.run(soak_http(server, texts, options.concurrency))
-        report(f"{title}, over HTTP", samples)
+    texts = [random_text(folder, lengths(number)[0], number) for number in range(options.requests)]
+    with server("roundhouse", folder, options.concurrency) as up:
+        samples = asyncio.run(soak(up, texts, options.concurrency))
+    report(f"{options.requests} requests, {options.concurrency} at once, {options.model}", samples)
 
 
 if __name__ == "__main__":

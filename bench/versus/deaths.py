@@ -23,8 +23,8 @@ import psutil
 
 from bench.client import Answer, ask, client
 from bench.models import random_text
-from bench.processes import STOP_S_MAX, free_port, serving_worker, socket_folder, tree, wait_for
-from bench.rivals import Command, Server, Start, command_of, started
+from bench.processes import STOP_S_MAX, serving_worker, tree, wait_for
+from bench.rivals import Command, Server, prepared, started
 from bench.versus.results import OURS, Entry
 from bench.versus.turns import TROUBLES, Figure, Task, Values, entries, take_turns, within
 
@@ -84,13 +84,9 @@ def _lives(process: psutil.Process) -> bool:
 @contextlib.contextmanager
 def kept(name: str, folder: Path) -> Iterator[Server]:
     """Run a server that is restarted when it ends. Raises `ChildProcessError`, `TimeoutError`."""
-    with socket_folder() as own:
-        start = Start(folder, free_port(), ROWS, reuse=False, own=own)
-        command = command_of(name, start)
-        with Loop(command, own / "log") as process:
-            url = f"http://127.0.0.1:{start.port}"
-            wait_for(url + command.ready, process)
-            yield Server(name, url, process, command.fields)
+    with prepared(name, folder, ROWS) as (start, command), Loop(command, start.log) as process:
+        wait_for(start.url + command.ready, process)
+        yield Server(name, start.url, process, command.fields)
 
 
 def owner(server: Server) -> int:
