@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 
 from starlette.types import Message, Receive, Scope, Send
 
@@ -13,6 +14,25 @@ from protocol.errors import Code, RequestError
 
 EVENT_END = b"\n\n"
 """End of a server-sent event; the JSON in it has no line breaks."""
+
+
+@dataclass(slots=True)
+class StreamCursor:
+    """Position from which a stream is read: behind its first `events` events, or its first `nbytes` bytes."""
+
+    events: int = 0
+    """Keepalives do not count."""
+    nbytes: int = 0
+
+    def skip(self, body: bytes, keepalive: bytes) -> bytes:
+        """Return what is behind the position of the next part of the stream, which ends with an event."""
+        start = min(self.nbytes, len(body))
+        self.nbytes -= start
+        while self.events and start < len(body):
+            end = body.index(EVENT_END, start) + len(EVENT_END)
+            self.events -= body[start:end] != keepalive
+            start = end
+        return body[start:]
 
 
 class RenderingError(RuntimeError):
@@ -26,15 +46,14 @@ class AnswerResponse:
     sleeps meanwhile: it sends the beginning, the end, keepalives, and whatever the client is too slow for.
     """
 
-    def __init__(self, answer: Answer, keepalive_s: float, skipped: int | None = None) -> None:
-        """`skipped`: number of events to leave out, of an answer that is streamed to this client in any case;
-        None: it gets what its request asked for."""
+    def __init__(self, answer: Answer, keepalive_s: float, cursor: StreamCursor | None = None) -> None:
+        """`cursor`: where to begin in an answer that is streamed to this client in any case; None: the client
+        gets what its request asked for."""
         self.answer = answer
         self._keepalive_s = keepalive_s
         self._position = 0
         """Number of the answer's chunks that were read."""
-        self._skipped = skipped or 0
-        self._may_be_whole = skipped is None
+        self._cursor = cursor
         self._waiter: asyncio.Future[bool] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._fast_path: FastPath | None = None
@@ -65,7 +84,7 @@ class AnswerResponse:
         answer, has_started, keepalive = self.answer, False, b""
         while not self._has_left:
             body, keepalive = self._take() or keepalive, b""
-            if self._may_be_whole and answer.whole is not None:
+            if self._cursor is None and answer.whole is not None:
                 body = b""  # the document is sent once the response is recorded
                 if answer.visible:
                     await self._send_whole(send, answer.whole)
@@ -90,10 +109,9 @@ class AnswerResponse:
 
     def _take(self) -> bytes:
         body, self._position = self.answer.read(self._position)
-        while self._skipped and body:
-            _, _, body = body.partition(EVENT_END)
-            self._skipped -= 1
-        return body
+        if self._cursor is None or self.answer.renderer is None:
+            return body
+        return self._cursor.skip(body, self.answer.renderer.keepalive())
 
     def _start(self, length: int | None) -> Message:
         renderer = self.answer.renderer

@@ -21,7 +21,7 @@ from broker.dispatch.deferred import WorkSource
 from broker.dispatch.fleet import Target
 from broker.middleware.context import context_of
 from broker.requests import durable
-from broker.requests.answer_response import AnswerResponse
+from broker.requests.answer_response import AnswerResponse, StreamCursor
 from broker.requests.durable import Described, clock_of, keeper
 from broker.requests.generation import configured, open_flights
 from broker.state import GatewayState, gateway_of
@@ -152,7 +152,7 @@ async def events(gateway: GatewayState, name: Name, starting_after: str | None) 
             raise RequestError(Code.INVALID_REQUEST, message, param="starting_after")
         skipped = int(starting_after) + 1
     if (answer := gateway.answers.find(*name)) is not None:
-        return AnswerResponse(answer, gateway.settings.keepalive_s, skipped)
+        return AnswerResponse(answer, gateway.settings.keepalive_s, StreamCursor(skipped))
     if (await gateway.responses.get(*name)).document()["background"]:
         raise RequestError(Code.STREAM_CURSOR_EXPIRED)
     raise refuse("stream", "must be false here: this response is not in the background")

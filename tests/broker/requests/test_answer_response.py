@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 
 import pytest
+from hypothesis import given
+from hypothesis.strategies import DataObject, binary, data, integers, just, lists
 
 from broker.answers import answer as answer_module
 from broker.dispatch import flight as flight_module
+from broker.requests.answer_response import StreamCursor
 from tests.broker.application import CHAT, MESSAGES, SAID, House, house_with_worker
 from tests.broker.asgi import Exchange
 from tests.factories import accepted, events, failed, finished, reused
@@ -183,3 +187,28 @@ async def test_a_client_that_does_not_read_loses_its_stream_and_costs_no_more(
     assert b'"code":"client_too_slow"' in answer.body
     assert answer.body.endswith(b"data: [DONE]\n\n")
     assert answer.body.count(b'"content":"x"') < 60
+
+
+# --- reading on --------------------------------------------------------------------------------------
+
+
+@given(data())
+def test_a_cursor_skips_events_or_bytes_however_the_stream_is_cut(dice: DataObject) -> None:
+    keepalive = b": keep-alive\n\n"
+    event = binary(max_size=3).map(lambda body: b"data: " + body.hex().encode() + b"\n\n")
+    parts = dice.draw(lists(lists(event | just(keepalive), max_size=4), max_size=4))
+    whole = [part for each in parts for part in each]
+    count = dice.draw(integers(0, len(whole) + 1))
+    real = [place for place, each in enumerate(whole) if each != keepalive]
+    first = 0 if not count else real[count - 1] + 1 if count <= len(real) else len(whole)
+    cursor = StreamCursor(events=count)
+    assert b"".join(cursor.skip(b"".join(each), keepalive) for each in parts) == b"".join(whole[first:])
+    nbytes = dice.draw(integers(0, 99))
+    cursor = StreamCursor(nbytes=nbytes)
+    assert b"".join(cursor.skip(b"".join(each), keepalive) for each in parts) == b"".join(whole)[nbytes:]
+
+
+def test_a_cursor_far_into_a_long_stream_costs_time_in_proportion() -> None:
+    began = time.process_time()
+    assert StreamCursor(events=200_000).skip(b"data: x\n\n" * 200_000, b"") == b""
+    assert time.process_time() - began < 2  # a copy of the rest for each event takes ten times that
