@@ -78,12 +78,12 @@ $(SMOLLM2) $(SMOLLM2)-4bit: | $(INSTALLED) $(UV)
 
 lock: | $(UV)
 	@$(UV) pip compile --universal --generate-hashes --python-version 3.11 --no-emit-index-url --no-annotate \
-		pyproject.toml --group dev -o requirements.lock -q --custom-compile-command "make lock"
+		--excludes excludes.txt pyproject.toml --group dev -o requirements.lock -q --custom-compile-command "make lock"
 	@$(MAKE) --no-print-directory formula
 
-# The Homebrew formula in deploy/homebrew, with the packages of the lock. Of a release: ARGS="--wheel FILE TAP".
+# The Homebrew formula in deploy/homebrew, with the packages of the lock.
 formula: $(INSTALLED) | $(UV)
-	@UV=$(UV) $(BIN)/python -m recipes.homebrew $(ARGS)
+	@UV=$(UV) $(BIN)/python -m recipes.homebrew
 
 # --python throughout: an environment that happens to be active must stay as it is. The last step may build
 # nothing but this package, with the hatchling that the lock has just brought.

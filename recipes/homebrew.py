@@ -1,14 +1,11 @@
-"""The Homebrew formula, with a resource for each package that `requirements.lock` pins: `python -m
-recipes.homebrew [--wheel FILE] [FOLDER]`.
+"""The Homebrew formula, with a resource for each package that `requirements.lock` pins. `make formula` writes
+it to `deploy/homebrew`, and `make release` another with the hash of the release's wheel.
 
 uv resolves what a Mac needs of the lock, and tells where each wheel is. Every hash must be in the lock too.
-The formula is written to FOLDER/Formula, by default that of the tap's layout in `deploy/homebrew`. `--wheel`
-is our own wheel of a release, whose hash the formula then has.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import os
 import re
@@ -26,6 +23,8 @@ from packaging.utils import parse_wheel_filename
 
 ROOT = Path(__file__).resolve().parents[1]
 LOCK = ROOT / "requirements.lock"
+EXCLUDES = ROOT / "excludes.txt"
+"""The packages that uv leaves out of the lock."""
 TAP = ROOT / "deploy" / "homebrew"
 FORMULA = Path("Formula") / "roundhouse.rb"
 
@@ -182,7 +181,7 @@ def resolve(uv: str) -> dict[str, Any]:
         out = Path(folder) / "pylock.toml"
         words = ["pip", "compile", "--quiet", "--format=pylock.toml", f"--output-file={out}"]
         words += [f"--python-version={PYTHON[0]}.{PYTHON[1]}", "--python-platform=aarch64-apple-darwin"]
-        words += [f"--constraints={LOCK}", str(ROOT / "pyproject.toml")]
+        words += [f"--constraints={LOCK}", f"--excludes={EXCLUDES}", str(ROOT / "pyproject.toml")]
         environ = {**os.environ, "MACOSX_DEPLOYMENT_TARGET": f"{MACOS[0]}.{MACOS[1]}"}
         subprocess.run([uv, *words], check=True, timeout=RESOLVE_S_MAX, env=environ)
         return tomllib.loads(out.read_text())
@@ -194,21 +193,16 @@ def own_version() -> str:
     return version
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m recipes.homebrew")
-    parser.add_argument("folder", nargs="?", type=Path, default=TAP, help="the tap's folder")
-    parser.add_argument("--wheel", type=Path, help="our own wheel of a release")
-    given = parser.parse_args()
+def write(file: Path, uv: str, wheel: Path | None = None) -> None:
+    """Write the formula to a file. `wheel`: our own of a release. Raises `FormulaError`."""
     lock = LOCK.read_text()
-    sha256 = digest(given.wheel.read_bytes()) if given.wheel else None
-    text = formula(own_version(), resources_of(resolve(os.environ.get("UV", "uv")), lock), lock, sha256)
-    file = given.folder / FORMULA
+    sha256 = digest(wheel.read_bytes()) if wheel else None
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text)
+    file.write_text(formula(own_version(), resources_of(resolve(uv), lock), lock, sha256))
 
 
 if __name__ == "__main__":
     try:
-        main()
+        write(TAP / FORMULA, os.environ.get("UV", "uv"))
     except FormulaError as error:
         raise SystemExit(str(error)) from None
