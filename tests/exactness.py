@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from worker.runner.runner import BatchEngine
 
 TABLE = Path("docs/exactness.md")
 MARK = "<!-- make exactness -->\n"
-"""The tables follow this mark."""
+"""The table follows this mark."""
 FAMILIES = (
     "llama",
     "llama_sliding",
@@ -61,6 +60,8 @@ TYPES: dict[str, Callable[[Any], None]] = {
     "bfloat16": in_bfloat16,
     "4 bit": in_4_bits,
 }
+KINDS = {"decode": "rows", "verify": "several tokens", "prompts": "prompts", "chunks": "chunks"}
+"""Names of the kinds of passes in the table."""
 
 
 def compared(family: str, convert: Callable[[Any], None]) -> Exactness:
@@ -75,43 +76,36 @@ def compared(family: str, convert: Callable[[Any], None]) -> Exactness:
         return Exactness()
 
 
-def tables(measured: Callable[[str, Callable[[Any], None]], Exactness]) -> str:
-    lines = [f"mlx {version('mlx')}, mlx-lm {version('mlx-lm')}, on a CPU.", ""]
-    for name, convert in TYPES.items():
-        lines += [
-            f"### {name}",
-            "",
-            "| family | 2 rows | 4 rows | 8 rows | 16 rows | several tokens | prompts together | chunks |",
-            "|---|---|---|---|---|---|---|---|",
-            *(row(family, measured(family, convert).checks) for family in FAMILIES),
-            "",
-        ]
-    return "\n".join(lines[:-1]) + "\n"
-
-
-def row(family: str, checks: Sequence[PassCheck]) -> str:
-    """Return a family's line of the table."""
-    kinds: list[Callable[[PassCheck], bool]] = [partial(_decodes, rows) for rows in (2, 4, 8, 16)]
-    kinds += [partial(_is_of, kind) for kind in ("verify", "prompts", "chunks")]
-    return f"| {family} | " + " | ".join(cell(list(filter(kind, checks))) for kind in kinds) + " |"
-
-
-def _decodes(rows: int, check: PassCheck) -> bool:
-    return check.kind == "decode" and check.rows == rows
-
-
-def _is_of(kind: str, check: PassCheck) -> bool:
-    return check.kind == kind
+def table(measured: Callable[[str, Callable[[Any], None]], Exactness]) -> str:
+    lines = [
+        f"mlx {version('mlx')}, mlx-lm {version('mlx-lm')}, on a CPU.",
+        "",
+        f"| family | {' | '.join(TYPES)} |",
+        "|---|---|---|---|",
+    ]
+    for family in FAMILIES:
+        cells = (cell(measured(family, convert).checks) for convert in TYPES.values())
+        lines.append(f"| {family} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
 
 
 def cell(checks: Sequence[PassCheck]) -> str:
-    """Return the worst of the results of a column."""
+    """Return the worst result of each kind of passes; kinds whose results are equal are left out."""
     if not checks:
         return "not run"
-    difference = max(check.difference for check in checks)
+    kinds = {name: worst([each for each in checks if each.kind == kind]) for kind, name in KINDS.items()}
+    different = {name: result for name, result in kinds.items() if result}
+    if len(different) == len(KINDS) and not any("token" in result for result in different.values()):
+        return f"up to {max(different.values(), key=float)}"
+    return "; ".join(f"{name}: {result}" for name, result in different.items()) or "equal"
+
+
+def worst(checks: Sequence[PassCheck]) -> str:
+    """Return the first token that differs and the largest difference; empty: the results are equal."""
+    difference = max((check.difference for check in checks), default=0.0)
     if differing := [check.differs_at for check in checks if check.differs_at is not None]:
         return f"token {min(differing)} ({difference:.0e})"
-    return f"{difference:.0e}" if difference else "equal"
+    return f"{difference:.0e}" if difference else ""
 
 
 def main() -> None:
@@ -122,7 +116,7 @@ def main() -> None:
         return compared(family, convert)
 
     before, mark, _ = TABLE.read_text(encoding="utf-8").partition(MARK)
-    TABLE.write_text(before + mark + tables(measured), encoding="utf-8")
+    TABLE.write_text(before + mark + table(measured), encoding="utf-8")
 
 
 if __name__ == "__main__":
