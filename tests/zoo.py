@@ -8,11 +8,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
@@ -28,8 +29,7 @@ _MARK = "<!-- make zoo -->\n"
 _SECOND = """
 ## Families that mlx-vlm alone has
 
-These are served for text; [operating.md](operating.md) says which vision models accept images. All other
-families of mlx-vlm are also in mlx-lm, or are embedding models ([embeddings.md](embeddings.md)).
+Served for text; [media.md](media.md) says which accept images. Other families of mlx-vlm are also in mlx-lm.
 
 """
 
@@ -98,26 +98,58 @@ def tables(outcomes: Sequence[Outcome]) -> str:
 
 def table(library: str, outcomes: Sequence[Outcome]) -> str:
     verdicts = Counter(outcome.verdict for outcome in outcomes)
-    batched = sum(outcome.batched for outcome in outcomes if outcome.verdict == "equal")
+    served = [outcome for outcome in outcomes if outcome.verdict == "equal"]
     lines = [
         f"{library} {version(library)}, on a CPU: {len(outcomes)} families, {verdicts['equal']} served, "
-        f"{batched} of them in batches, {verdicts['refused']} refused, {verdicts['wrong']} wrong.",
+        f"{sum(outcome.batched for outcome in served)} of them in batches, {verdicts['refused']} refused, "
+        f"{verdicts['wrong']} wrong.",
         "",
-        "| family | batched | prompts together | reuse | reasons and remarks |",
-        "|---|---|---|---|---|",
-        *(_row(outcome) for outcome in outcomes),
+        "| batched | prompts together | reuse | families |",
+        "|---|---|---|---|",
+        *(f"| {kind} | {names} |" for kind, names in _grouped(served, _capabilities)),
+        "",
+        *(f"* {reason}: {names}." for reason, names in _grouped(outcomes, _reason) if reason),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _row(outcome: Outcome) -> str:
-    why = outcome.why.replace("|", "/")
-    if (reason := CUT_SHOWS.get(outcome.family)) is not None:
-        why = f"{why} (upstream's, too: {reason})"
-    if outcome.verdict != "equal":
-        return f"| {outcome.family} | {outcome.verdict} | | | {why} |"
+def _grouped(outcomes: Iterable[Outcome], key: Callable[[Outcome], str]) -> list[tuple[str, str]]:
+    """Return the names of the families of each key, the key of most families first."""
+    groups: dict[str, list[str]] = {}
+    for outcome in outcomes:
+        groups.setdefault(key(outcome), []).append(outcome.family)
+    ordered = sorted(groups.items(), key=lambda group: -len(group[1]))
+    return [(name, ", ".join(families)) for name, families in ordered]
+
+
+def _capabilities(outcome: Outcome) -> str:
     yes = {True: "yes", False: "no"}
-    return f"| {outcome.family} | {yes[outcome.batched]} | {yes[outcome.padded]} | {outcome.reuse} | {why} |"
+    return f"{yes[outcome.batched]} | {yes[outcome.padded]} | {outcome.reuse}"
+
+
+def _reason(outcome: Outcome) -> str:
+    """Return why a family lacks something, without what differs by family; empty: it lacks nothing."""
+    if outcome.verdict != "equal":
+        why = outcome.why.replace(f"'{outcome.family}'", "…").partition(": mlx-vlm has the architecture")[0]
+        return f"{outcome.verdict}: {_clean(why)}"
+    reason = _clean(outcome.why)
+    if (cut := CUT_SHOWS.get(outcome.family)) is not None:
+        reason = f"{reason} (upstream's, too: {cut})"
+    return reason
+
+
+def _clean(why: str) -> str:
+    """Return a reason without numbers of one family's."""
+    why = re.sub(r"logits change by [\d.]+ of their spread", "logits change by …", why.replace("|", "/"))
+    return re.sub(r" \(by [\d.]+\)", "", why).strip().removesuffix(".")
+
+
+def families_in(text: str) -> tuple[list[str], dict[str, str]]:
+    """Return the served families of the document, and by family why it is refused or lacks something."""
+    rows = re.findall(r"^\| (?:yes|no) \| (?:yes|no) \| [\w ]+ \| (.+) \|$", text, re.MULTILINE)
+    reasons = re.findall(r"^\* (.+): ([\w, -]+)\.$", text, re.MULTILINE)
+    served = [name for names in rows for name in names.split(", ")]
+    return served, {name: reason for reason, names in reasons for name in names.split(", ")}
 
 
 def main() -> int:
