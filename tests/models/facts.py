@@ -23,7 +23,6 @@ class Question:
     the answer."""
 
     tokens: list[int]
-    answer: list[int]
     places: list[int]
 
 
@@ -60,12 +59,7 @@ class FactPrompt:
 
     def _question(self, name: int) -> Question:
         needed = [name, self._next[name]] if name in self._next else [name]
-        says = [self._said[each][2:-1] for each in needed]
-        return Question(
-            [TELL, name],
-            [token for words in says for token in words],
-            [self._places[each] for each in needed],
-        )
+        return Question([TELL, name], [self._places[each] for each in needed])
 
     def _spread(self, tokens: int) -> list[int]:
         filler = tokens - sum(map(len, self._said.values()))

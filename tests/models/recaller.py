@@ -1,19 +1,17 @@
-"""A tiny model that recalls facts anywhere in a prompt of 16,000 tokens, constructed without training.
+"""A tiny model that recalls facts anywhere in a long prompt, constructed without training.
 
 Its weights form an induction circuit (arXiv 2209.11895) in the layers of LFM2, as upstream's loader reads
 them. A short convolution gives each token the two tokens before it; an attention head finds an earlier
-occurrence of the last two tokens and returns the token that followed. Names and words are random vectors;
-their width determines how well and how confidently they are distinguished. Beside the circuit are idle heads
-with random weights, which attend anywhere and add a little of it: a method that chooses by attention must
-separate them from the circuit. The RoPE turns so slowly that it has no effect, except in the head dimensions
-that the circuit does not use.
+occurrence of the last two tokens and returns the token that followed. Names and words are random vectors.
+Beside the circuit is an idle head with random weights, which attends anywhere and adds a little: a score
+must separate it from the circuit. The RoPE turns so slowly that it has no effect, except in the head
+dimensions that the circuit does not use.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,105 +29,88 @@ UNUSED = 8
 NEURONS = 32
 MARKS = (TELL, LEAD, END)
 _CONTEXT, _ROPE = 32_768, 1e30
+WIDTH = 24
+"""Of a token's vector."""
+IDLE, LAYERS = 1, 2
+"""Idle heads of each layer, and layers with attention; all heads behind the first one are idle."""
+HIDDEN = HEAD * (1 + IDLE)
+SHARPNESS, SURETY = 60.0, 24.0
+"""Attention score of a match, and the logit of the token found."""
+NOISE, IDLE_SHARP = 0.2, 0.5
+"""Output of an idle head relative to the circuit's, and how sharply it attends."""
 
 
-@dataclass(frozen=True)
-class Shape:
-    """Sizes of the model. `width`: of a token's vector, at most 24. `idle`: heads beside the circuit, in
-    each layer. `layers`: attention layers; all heads behind the first layer are idle. `sharpness`:
-    attention score of a match. `surety`: logit of the token found. `noise`: output of an idle head
-    relative to the circuit's."""
-
-    width: int = 24
-    idle: int = 1
-    layers: int = 2
-    sharpness: float = 60.0
-    surety: float = 24.0
-    noise: float = 0.2
-    idle_sharp: float = 0.5
-
-    @property
-    def hidden(self) -> int:
-        return HEAD * (1 + self.idle)
-
-
-LARGE, SMALL = Shape(), Shape(width=20, idle=0, layers=1)
-"""The model that answers, and the smaller one that scores its prompts."""
-
-
-def make_recaller(folder: Path, shape: Shape, seed: int) -> Path:
+def make_recaller(folder: Path, seed: int) -> Path:
     """Write a model folder without a tokenizer, and return it."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(_config(shape), indent=2), encoding="utf-8")
-    weights = {name: mx.array(value.astype(np.float32)) for name, value in _Circuit(shape, seed).weights()}
+    (folder / "config.json").write_text(json.dumps(CONFIG, indent=2), encoding="utf-8")
+    weights = {name: mx.array(value.astype(np.float32)) for name, value in _Circuit(seed).weights()}
     mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
     return folder
 
 
-def _config(shape: Shape) -> dict[str, Any]:
-    return {
-        "model_type": "lfm2",
-        "architectures": ["Lfm2ForCausalLM"],
-        "vocab_size": SIZE,
-        "hidden_size": shape.hidden,
-        "num_hidden_layers": 1 + shape.layers,
-        "num_attention_heads": 1 + shape.idle,
-        "num_key_value_heads": 1 + shape.idle,
-        "max_position_embeddings": _CONTEXT,
-        "norm_eps": 1e-5,
-        "conv_bias": False,
-        "conv_L_cache": 3,
-        "block_dim": shape.hidden,
-        "block_ff_dim": NEURONS,
-        "block_multiple_of": 8,
-        "block_ffn_dim_multiplier": 1.0,
-        "block_auto_adjust_ff_dim": False,
-        "rope_theta": _ROPE,
-        "layer_types": ["conv"] + ["full_attention"] * shape.layers,
-        "tie_word_embeddings": True,
-    }
+CONFIG: dict[str, Any] = {
+    "model_type": "lfm2",
+    "architectures": ["Lfm2ForCausalLM"],
+    "vocab_size": SIZE,
+    "hidden_size": HIDDEN,
+    "num_hidden_layers": 1 + LAYERS,
+    "num_attention_heads": 1 + IDLE,
+    "num_key_value_heads": 1 + IDLE,
+    "max_position_embeddings": _CONTEXT,
+    "norm_eps": 1e-5,
+    "conv_bias": False,
+    "conv_L_cache": 3,
+    "block_dim": HIDDEN,
+    "block_ff_dim": NEURONS,
+    "block_multiple_of": 8,
+    "block_ffn_dim_multiplier": 1.0,
+    "block_auto_adjust_ff_dim": False,
+    "rope_theta": _ROPE,
+    "layer_types": ["conv"] + ["full_attention"] * LAYERS,
+    "tie_word_embeddings": True,
+}
 
 
 class _Circuit:
     """The parts of the hidden state (a constant 1, the token, the one before, the one before that), and the
     matrices that move them."""
 
-    def __init__(self, shape: Shape, seed: int) -> None:
-        self._shape = shape
+    def __init__(self, seed: int) -> None:
         self._draw = np.random.default_rng(seed)
-        width = shape.width
+        width = WIDTH
         self._itself, self._before, self._second = (
             slice(1 + at * width, 1 + (at + 1) * width) for at in range(3)
         )
 
     def weights(self) -> list[tuple[str, Matrix]]:
         """Return the weights by upstream's names."""
-        hidden = self._shape.hidden
+        hidden = HIDDEN
         named = [("model.embed_tokens.weight", self._tokens())]
         named += self._layer(0, {**self._convolution()})
-        for layer in range(1, 1 + self._shape.layers):
+        for layer in range(1, 1 + LAYERS):
             named += self._layer(layer, self._attention(has_circuit=layer == 1))
         # After the circuit a token's own part is the original plus four times the token found.
-        loudness = self._length(1 + self._shape.width * (1 + 16 + 2)) / (4 * self._shape.width)
-        return [*named, ("model.embedding_norm.weight", np.full(hidden, self._shape.surety * loudness))]
+        loudness = self._length(1 + WIDTH * (1 + 16 + 2)) / (4 * WIDTH)
+        return [*named, ("model.embedding_norm.weight", np.full(hidden, SURETY * loudness))]
 
     def _length(self, squares: float) -> float:
         """Return the divisor of the norm."""
-        return math.sqrt(squares / self._shape.hidden)
+        return math.sqrt(squares / HIDDEN)
 
     def _tokens(self) -> Matrix:
-        width = self._shape.width
+        width = WIDTH
         own = self._draw.standard_normal((SIZE, width))
         own[:, : len(MARKS)] = 0
         for dimension, mark in enumerate(MARKS):
             own[mark] = np.eye(width)[dimension]
         own *= math.sqrt(width) / np.linalg.norm(own, axis=1, keepdims=True)
-        tokens = np.zeros((SIZE, self._shape.hidden))
+        tokens = np.zeros((SIZE, HIDDEN))
         tokens[:, 0], tokens[:, self._itself] = 1, own
         return tokens
 
     def _layer(self, number: int, parts: dict[str, Matrix]) -> list[tuple[str, Matrix]]:
-        hidden, small = self._shape.hidden, 0.02
+        hidden, small = HIDDEN, 0.02
         rest = {
             "operator_norm.weight": np.ones(hidden),
             "ffn_norm.weight": np.ones(hidden),
@@ -140,7 +121,7 @@ class _Circuit:
         return [(f"model.layers.{number}.{name}", value) for name, value in (parts | rest).items()]
 
     def _convolution(self) -> dict[str, Matrix]:
-        hidden, width = self._shape.hidden, self._shape.width
+        hidden, width = HIDDEN, WIDTH
         gate_in, gate_out, carried = (np.zeros((hidden, hidden)) for _ in range(3))
         taps = np.zeros((hidden, 3, 1))
         for place, tap in ((self._before, 1), (self._second, 0)):
@@ -159,12 +140,12 @@ class _Circuit:
         queries, keys, values, out = self._idle()
         if has_circuit:
             self._look(queries, keys)
-            width = self._shape.width
+            width = WIDTH
             values[:HEAD] = 0
             values[:width, self._itself] = np.eye(width)
             out[:, :HEAD] = 0
             out[self._itself, :width] = 4 * self._length(1 + 3 * width) * np.eye(width)
-        gain = math.sqrt(self._shape.sharpness / math.sqrt(HEAD))
+        gain = math.sqrt(SHARPNESS / math.sqrt(HEAD))
         return {
             "self_attn.q_proj.weight": queries,
             "self_attn.k_proj.weight": keys,
@@ -176,23 +157,21 @@ class _Circuit:
 
     def _idle(self) -> tuple[Matrix, Matrix, Matrix, Matrix]:
         """Return heads that attend to random positions, sharply or broadly."""
-        hidden = self._shape.hidden
+        hidden = HIDDEN
         queries, keys, values, out = (
             self._draw.standard_normal((hidden, hidden)) / math.sqrt(hidden) for _ in range(4)
         )
         for head in range(0, hidden, HEAD):
-            sharp = self._draw.uniform(0.1, 1.0) * self._shape.idle_sharp
+            sharp = self._draw.uniform(0.1, 1.0) * IDLE_SHARP
             queries[head : head + HEAD] *= sharp
             # The rest of the length goes where all keys are zero, so it attends nowhere.
-            queries[head, 0] += (
-                math.sqrt(1 - sharp**2) * math.sqrt(HEAD) * self._length(1 + 3 * self._shape.width)
-            )
+            queries[head, 0] += math.sqrt(1 - sharp**2) * math.sqrt(HEAD) * self._length(1 + 3 * WIDTH)
             keys[head] = 0
-        return queries, keys, values, out * self._shape.noise * 4 * math.sqrt(self._shape.width / HEAD)
+        return queries, keys, values, out * NOISE * 4 * math.sqrt(WIDTH / HEAD)
 
     def _look(self, queries: Matrix, keys: Matrix) -> None:
         """Set the head that finds an earlier occurrence of the last two tokens. LEAD is treated like TELL."""
-        width = self._shape.width
+        width = WIDTH
         queries[:HEAD], keys[:HEAD] = 0, 0
         first, second = (slice(start, start + width) for start in (UNUSED, HEAD // 2 + UNUSED))
         queries[first, self._before] = np.eye(width)

@@ -14,7 +14,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
 from tests.models.facts import FACT_TOKENS, FactPrompt, Question
-from tests.models.recaller import LARGE, make_recaller
+from tests.models.recaller import make_recaller
 from worker.runner.token_importance import attended_by, score_tokens
 
 TOKENS = 300
@@ -23,7 +23,7 @@ TOKENS = 300
 @cache
 def network(dtype: mx.Dtype = mx.float32) -> Any:
     with TemporaryDirectory() as folder:
-        model = load_model(make_recaller(Path(folder), LARGE, 0))[0]
+        model = load_model(make_recaller(Path(folder), 0))[0]
     model.set_dtype(dtype)
     return model
 
