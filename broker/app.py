@@ -20,6 +20,7 @@ from broker.api.admin import request_routes as requests
 from broker.api.admin import status_routes as status
 from broker.api.batches import routes as batches
 from broker.api.chat import routes as chat
+from broker.api.chat import stream_routes as streams
 from broker.api.completions import routes as completions
 from broker.api.embeddings import routes as embeddings
 from broker.api.files import routes as files
@@ -69,6 +70,7 @@ KEYLESS = frozenset({status.METRICS_PATH})
 
 ROUTES = (
     *chat.ROUTES,
+    *streams.ROUTES,
     *completions.ROUTES,
     *responses.ROUTES,
     *conversations.ROUTES,

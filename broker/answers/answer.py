@@ -54,6 +54,9 @@ class AnswerObserver:
     def on_begin(self, headers: Headers) -> None:
         """Called when the headers of the response are fixed, before the first chunk."""
 
+    def on_keepalive(self) -> None:
+        """Called when a keepalive is about to become part of the answer."""
+
     def on_flush(self, age_s: float) -> None:
         """Called to write what was collected, if nothing was written for `age_s` seconds."""
 
@@ -85,7 +88,11 @@ class Answer:
     digest: bytes = b""
     """Digest of the request that the key stands for."""
     name: str = ""
-    """Public id of a response, once there is one."""
+    """Public id of a response or stream, once there is one."""
+    conversation: str = ""
+    """The client's name of its conversation. Its readers count bytes, so keepalives are part of it."""
+    created: int = 0
+    """When a stream that has a name was requested, in seconds since 1970."""
     is_durable: bool = False
     """Whether it goes on without readers, and is kept for later ones."""
     in_background: bool = False
@@ -348,11 +355,21 @@ class Answer:
             return b""
         if due := renderer.due():
             self._publish(due)
+        elif self.conversation:
+            self.add_keepalive()
         elif keepalive := renderer.keepalive():
             if not self._has_begun:
                 self._fix_headers()
             return keepalive
         return b""
+
+    def add_keepalive(self) -> None:
+        """Make a keepalive part of the answer."""
+        assert self.renderer is not None
+        self._render_early()
+        for observer in self._observers:
+            observer.on_keepalive()
+        self._publish(self.renderer.keepalive())
 
 
 def _has_output(batches: Sequence[Batch]) -> bool:

@@ -1,4 +1,4 @@
-"""All durable answers of a gateway, by idempotency key and by id. Pure: the clock is handed in.
+"""All durable answers of a gateway, by idempotency key, id and conversation. Pure: the clock is handed in.
 
 An answer is kept for `window_s` after its end, or after its last reader left, whichever is later; one that
 still runs without readers is given up at that time, unless it is durable. Their memory is bounded: at the
@@ -11,6 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Literal
 
 from broker.answers.answer import Answer, DiskGate, Scheduler
 from broker.dispatch.flight import Flight
@@ -22,6 +23,8 @@ ANSWERS_MAX = 16_384
 """Maximum number of answers that are kept or run."""
 ANSWERS_BYTES_MAX = 256 * 2**20
 """Maximum memory of all answers."""
+Index = Literal["key", "name", "conversation"]
+"""Attribute of answers by which they are found; the owner belongs to it."""
 REUSED = "The idempotency key was used for another request, whose answer is still kept."
 FULL = "The memory for answers that can be read again is full."
 
@@ -43,7 +46,7 @@ class DurableAnswers:
         worker."""
         self.window_s = window_s
         self.counts: Counter[str] = Counter()
-        """Answers since the start: `kept`, `joined` by a retry, `abandoned`, `evicted`, `refused`."""
+        """Answers since the start: `kept`, `joined` by a later reader, `abandoned`, `evicted`, `refused`."""
         self._clock = clock
         self._give_up = give_up
         self._scheduler = scheduler
@@ -54,8 +57,7 @@ class DurableAnswers:
         self._held: dict[Answer, None] = {}
         self._all: dict[Answer, None] = {}
         self._used = 0
-        self._by_key: dict[tuple[str, str], Answer] = {}
-        self._by_name: dict[tuple[str, str], Answer] = {}
+        self._index: dict[tuple[Index, str, str], Answer] = {}
 
     def __len__(self) -> int:
         return len(self._all)
@@ -72,9 +74,9 @@ class DurableAnswers:
     def running(self) -> int:
         return sum(not answer.over for answer in self._all)
 
-    def find(self, owner: str, name: str) -> Answer | None:
-        """Return the answer with this public id."""
-        return self._by_name.get((owner, name))
+    def find(self, owner: str, name: str, by: Index = "name") -> Answer | None:
+        """Return the answer with this public id, or of this conversation."""
+        return self._index.get((by, owner, name))
 
     def claim(self, owner: str, key: str, digest: bytes) -> tuple[Answer, bool]:
         """Return the answer of an idempotency key, and whether it is new: then the caller opens it.
@@ -82,7 +84,7 @@ class DurableAnswers:
         One that failed is computed anew. Raises `RequestError` if the key stands for another request, or
         nothing more can be kept.
         """
-        answer = self._by_key.get((owner, key))
+        answer = self.find(owner, key, "key")
         if answer is None or (answer.end is not None and answer.end.has_failed):
             return self.new(owner, key=key, digest=digest), True
         if answer.digest != digest:
@@ -99,26 +101,35 @@ class DurableAnswers:
         answer = Answer(self._scheduler(), owner, key, digest, is_durable=True, left_at=self._clock())
         self._all[answer] = None
         if key:
-            self._by_key[owner, key] = answer
+            self._index["key", owner, key] = answer
         self.counts["kept"] += 1
         return answer
 
-    def name(self, answer: Answer, name: str) -> None:
-        """Make the answer known by its public id."""
-        answer.name = name
-        self._by_name[answer.owner, name] = answer
+    def name(self, answer: Answer, name: str, conversation: str = "", created: int = 0) -> None:
+        """Make the answer known by its public id, and as the latest one of a conversation.
+
+        The one before is dropped, unless it is being read.
+        """
+        answer.name, answer.conversation, answer.created = name, conversation, created
+        self._index["name", answer.owner, name] = answer
+        if conversation:
+            former = self.find(answer.owner, conversation, "conversation")
+            if former is not None and former.left_at is not None:
+                self.drop(former)
+            self._index["conversation", answer.owner, conversation] = answer
 
     def drop(self, answer: Answer) -> None:
         """Forget an answer, and end it if it runs."""
         self._all.pop(answer, None)
-        self._forget_key(answer)
-        if self._by_name.get((answer.owner, answer.name)) is answer:
-            del self._by_name[answer.owner, answer.name]
+        self._forget(answer, "key")
+        self._forget(answer, "name")
+        self._forget(answer, "conversation")
         answer.drop()
 
-    def _forget_key(self, answer: Answer) -> None:
-        if self._by_key.get((answer.owner, answer.key)) is answer:
-            del self._by_key[answer.owner, answer.key]
+    def _forget(self, answer: Answer, by: Index) -> None:
+        entry = (by, answer.owner, getattr(answer, by))
+        if self._index.get(entry) is answer:
+            del self._index[entry]
 
     def wait_for_disk(self, answer: Answer) -> None:
         """Let readers have only what the journal has from now on."""
@@ -168,7 +179,7 @@ class DurableAnswers:
             log.warning("the answer %s fails: %s", most.name, FULL)
             self.counts["evicted"] += 1
             self._used -= most.nbytes
-            self._forget_key(most)
+            self._forget(most, "key")
             for _, flight in most.flights:
                 self._give_up(flight, Code.TEXT_GENERATION_BUSY, FULL)
             if most.over:

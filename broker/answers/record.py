@@ -50,6 +50,8 @@ class AnswerRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whether the response is stored when it ends."""
     conversation: str | None = None
     """The conversation that it extends."""
+    stream_of: str = ""
+    """The client's name of the conversation whose stream it is."""
     background: bool = False
     prompts: int = 1
     own_bytes: int = 0
@@ -90,6 +92,8 @@ class Piece(Struct, frozen=True, kw_only=True, omit_defaults=True):
     end: Finished | Failed | None = None
     headers: list[tuple[bytes, bytes]] | None = None
     fingerprint: str = ""
+    keepalive: bool = False
+    """A keepalive that is part of the answer, instead of output."""
 
     @classmethod
     def of(cls, choice: int, items: Sequence[Item], at: float) -> Piece | None:
@@ -264,6 +268,11 @@ class AnswerRecorder(AnswerObserver):
         self._collected.put(Piece(at=self._wall(), headers=list(headers), fingerprint=self._fingerprint()))
         if self._answer.disk is not None:
             self.flush()
+
+    def on_keepalive(self) -> None:
+        """Write it at once: without it a later gateway would count other bytes than the client."""
+        self._collected.put(Piece(at=self._wall(), keepalive=True))
+        self.flush()
 
     def on_flush(self, age_s: float) -> None:
         """Write what was collected, if nothing was written for `age_s` seconds."""

@@ -24,6 +24,7 @@ from broker.requests import durable
 from broker.requests.answer_response import AnswerResponse, StreamCursor
 from broker.requests.durable import Described, clock_of, keeper
 from broker.requests.generation import configured, open_flights
+from broker.requests.streams import number_in
 from broker.state import GatewayState, gateway_of
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
@@ -145,13 +146,9 @@ def register(gateway: GatewayState, name: Name, answer: Answer, builder: Respons
 async def events(gateway: GatewayState, name: Name, starting_after: str | None) -> ASGIApp:
     """Return the events of a response in the background, after the one with that number. Raises
     `RequestError` if they are not kept, or never were."""
-    skipped = 0
-    if starting_after is not None:
-        if not (starting_after.isascii() and starting_after.isdigit() and len(starting_after) < 10):
-            message = "'starting_after' must be the number of an event."
-            raise RequestError(Code.INVALID_REQUEST, message, param="starting_after")
-        skipped = int(starting_after) + 1
-    if (answer := gateway.answers.find(*name)) is not None:
+    skipped = 0 if starting_after is None else number_in("starting_after", starting_after) + 1
+    answer = gateway.answers.find(*name)
+    if answer is not None and answer.in_background:
         return AnswerResponse(answer, gateway.settings.keepalive_s, StreamCursor(skipped))
     if (await gateway.responses.get(*name)).document()["background"]:
         raise RequestError(Code.STREAM_CURSOR_EXPIRED)

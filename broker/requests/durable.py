@@ -84,6 +84,7 @@ def record(
         before=[digest_of(piece) for piece in described.before],
         keeps=described.keeps,
         conversation=described.conversation,
+        stream_of=answer.conversation,
         background=answer.in_background,
         prompts=prompts,
         own_bytes=answer.nbytes,

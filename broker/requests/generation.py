@@ -24,7 +24,7 @@ from broker.dispatch.fleet import Target, UnloadedModel, Worker
 from broker.dispatch.flight import Flight
 from broker.middleware.context import RequestContext, context_of, update_context
 from broker.middleware.limits import KeyConcurrency
-from broker.requests import access_log, durable
+from broker.requests import access_log, durable, streams
 from broker.requests.answer_response import AnswerResponse
 from broker.requests.durable import Described, fingerprint
 from broker.requests.media import read_media
@@ -98,7 +98,8 @@ def generated(
     """Return the response that `rendering` renders over the flights of `requests`; otherwise as `respond`."""
     renderer = rendering.renderer(partial(fingerprint, gateway_of(request), target.model))
     described = Described(rendering)
-    return respond(request, target, requests, frames, renderer, prompts=prompts, described=described)
+    with streams.kept(request, rendering):
+        return respond(request, target, requests, frames, renderer, prompts=prompts, described=described)
 
 
 def respond(

@@ -6,7 +6,6 @@ reader left, the same key with the same body gets the same bytes, computed once,
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable
 from functools import wraps
 from hashlib import sha256
@@ -17,11 +16,11 @@ from starlette.types import ASGIApp
 from broker.middleware.context import context_of, update_context
 from broker.requests.answer_response import AnswerResponse
 from broker.requests.generation import whole_body
+from broker.requests.streams import name_in
 from broker.state import gateway_of
 from protocol.errors import Code, RequestError
 
 HEADER = "Idempotency-Key"
-_VALID = re.compile(r"[\x20-\x7e]{1,255}")
 
 Endpoint = Callable[[Request], Awaitable[ASGIApp]]
 
@@ -31,20 +30,10 @@ def keyed(endpoint: Endpoint) -> Endpoint:
 
     @wraps(endpoint)
     async def app(request: Request) -> ASGIApp:
-        key = _key(request)
+        key = name_in(request, HEADER)
         return await (endpoint(request) if key is None else _join(request, key, endpoint))
 
     return app
-
-
-def _key(request: Request) -> str | None:
-    given = request.headers.getlist(HEADER)
-    if not given:
-        return None
-    if len(given) > 1 or not _VALID.fullmatch(given[0]):
-        message = f"'{HEADER}' must be sent once, with 1 to 255 printable ASCII characters."
-        raise RequestError(Code.INVALID_REQUEST, message, param=HEADER)
-    return given[0]
 
 
 async def _join(request: Request, key: str, endpoint: Endpoint) -> ASGIApp:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
+from itertools import groupby
 
 import msgspec
 from msgspec.structs import replace
@@ -134,13 +135,18 @@ def _restore(gateway: GatewayState, blob: Blob, entry: Entry, shared: Shared) ->
 
 
 def _replay(answer: Answer, pieces: Sequence[Piece]) -> None:
-    """Render the output so far, in one piece: what had been held back for a moment is again."""
+    """Render the output so far, in order: what had been held back for a moment is again."""
     for piece in pieces:
-        answer.at = piece.at
         if piece.headers is not None:
             answer.headers = piece.headers
-    if any(piece.items for piece in pieces):
-        answer.take([(piece.choice, piece.items) for piece in pieces if piece.items])
+    for is_keepalive, group in groupby(pieces, lambda piece: piece.keepalive):
+        run = list(group)
+        answer.at = run[-1].at
+        if is_keepalive:
+            for _ in run:
+                answer.add_keepalive()
+        elif any(piece.items for piece in run):
+            answer.take([(piece.choice, piece.items) for piece in run if piece.items])
 
 
 def _flights(
@@ -178,6 +184,8 @@ def _renderer(
             return background.introduce(gateway, answer, rendering, builder, described.before)
         background.register(gateway, (answer.owner, rendering.id), answer, builder)
         return rendering.of(builder)
+    if rendering.stream:
+        gateway.answers.name(answer, rendering.id, head.stream_of, rendering.created)
     known = next((piece.fingerprint for piece in pieces if piece.fingerprint), "")
     return rendering.renderer(lambda: known or fingerprint(gateway, model))
 

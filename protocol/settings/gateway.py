@@ -190,7 +190,7 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, rename=public_name, omi
         Seconds,
         Meta(
             description="seconds after its end, or after its last client left, for which the answer to a"
-            " request with an Idempotency-Key can be read again"
+            " request with an Idempotency-Key or X-Conversation-Id can be read again"
         ),
     ] = 60.0
     batch_storage: Annotated[

@@ -252,3 +252,17 @@ def read(raw: bytes) -> Body:
     # Evaluated for their errors only. The results are small, and are computed again at dispatch.
     _ = body.offer, form_of(body)
     return body
+
+
+class StreamLookup(Struct):
+    """Body of llama.cpp's lookup of streams: the client's names of conversations."""
+
+    conversation_ids: list[str] = []
+
+
+_lookup_decoder = msgspec.json.Decoder(StreamLookup)
+
+
+def read_lookup(raw: bytes) -> StreamLookup:
+    """Decode a lookup. Raises `RequestError` naming the parameter at fault."""
+    return decode(_lookup_decoder, raw)

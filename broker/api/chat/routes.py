@@ -16,6 +16,7 @@ from broker.api.rendering import ChatRendering
 from broker.dialects.parameters import copies
 from broker.dispatch.fleet import Target
 from broker.middleware.context import RequestContext, context_of
+from broker.requests import streams
 from broker.requests.generation import ask, generated, take_body
 from broker.requests.idempotency import keyed
 from broker.state import GatewayState, gateway_of
@@ -58,4 +59,7 @@ async def ask_chat(
     return await ask(gateway, context, target, body_bytes, converse, generate)
 
 
-ROUTES = [Route("/v1/chat/completions", keyed(complete_chat), methods=["POST"])]
+ROUTES = [
+    Route("/v1/chat/completions", keyed(complete_chat), methods=["POST"]),
+    streams.route("/v1/chat/completions", "chatcmpl-"),
+]

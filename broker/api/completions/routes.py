@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 
 from broker.api.completions import completions
 from broker.api.rendering import TextRendering
+from broker.requests import streams
 from broker.requests.generation import generated, take_body
 from broker.requests.idempotency import keyed
 from broker.state import gateway_of
@@ -39,4 +40,7 @@ async def complete_text(request: Request) -> ASGIApp:
     return generated(request, target, requests, [], rendering, prompts=len(body.prompts))
 
 
-ROUTES = [Route("/v1/completions", keyed(complete_text), methods=["POST"])]
+ROUTES = [
+    Route("/v1/completions", keyed(complete_text), methods=["POST"]),
+    streams.route("/v1/completions", "cmpl-"),
+]

@@ -21,6 +21,7 @@ from broker.api.tokens.tokens import TokenizeRenderer
 from broker.dialects.normalize import Conversation
 from broker.dispatch.fleet import Target
 from broker.middleware.context import context_of
+from broker.requests import streams
 from broker.requests.generation import ask, generated, respond, take_body
 from broker.requests.idempotency import keyed
 from broker.state import gateway_of
@@ -65,5 +66,6 @@ def _converse(read: body.Prompt, target: Target) -> Callable[[], Conversation]:
 
 ROUTES = [
     Route("/v1/messages", keyed(create_message), methods=["POST"]),
+    streams.route("/v1/messages", "msg_"),
     Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
 ]

@@ -106,7 +106,7 @@ def _responses(operation: Operation) -> dict[str, Any]:
     other = {"description": "Any other error.", "content": content}
     if operation.method == "head":
         return {"200": _answer(operation)}
-    return {"200": _answer(operation), **refused, "default": other}
+    return {str(operation.status): _answer(operation), **refused, "default": other}
 
 
 def _answer(operation: Operation) -> dict[str, Any]:

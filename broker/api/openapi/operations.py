@@ -47,6 +47,7 @@ class Operation:
     is_open: bool = False
     content: str = "application/json"
     form: Mapping[str, Any] | None = None
+    status: int = 200
 
     @property
     def streams(self) -> bool:
@@ -87,6 +88,10 @@ _AFTER: dict[str, tuple[str, dict[str, Any]]] = {
     "stream": ("query", {"enum": ["true", "false"]}),
     "starting_after": ("query", {"type": "integer", "minimum": 0}),
 }
+_EVENTS: dict[str, Any] = {"errors": (400, 401, 404), "content": "text/event-stream"}
+_BEHIND: dict[str, tuple[Place, dict[str, Any]]] = {"starting_after": ("query", _integer(0, 10**9 - 1))}
+_OF_CONVERSATION: dict[str, tuple[Place, dict[str, Any]]] = {"conv_id": ("query", _STRING)}
+_FROM: dict[str, tuple[Place, dict[str, Any]]] = {"from": ("query", _integer(0, 10**9 - 1))}
 _TALK = "/v1/conversations/{id}"
 _PULL = ("id", "object", "model", "status", "done_bytes", "total_bytes")
 _CONVERSATION = ("id", "object", "created_at", "metadata")
@@ -154,6 +159,28 @@ _MESSAGE_BATCHES = (
           content="application/x-jsonl", **_OF_MESSAGES),
 )  # fmt: skip
 
+_STREAMS = (
+    *(
+        _read(f"{path}/{{id}}/stream", "Read on a stream, from the event behind those that were received",
+              parameters=_BEHIND, dialect=dialect, **_EVENTS)
+        for path, dialect in (
+            ("/v1/chat/completions", "openai"), ("/v1/completions", "openai"), ("/v1/messages", "anthropic"),
+        )
+    ),
+    *(
+        operation
+        for path, parameters in (("/v1/stream/{id}", {}), ("/v1/stream", _OF_CONVERSATION))
+        for operation in (
+            _read(path, "Read on a conversation's latest stream, from a byte on (llama.cpp's API)",
+                  parameters={**parameters, **_FROM}, **_EVENTS),
+            Operation("delete", path, "End a conversation's latest stream (llama.cpp's API)", None,
+                      parameters=parameters, errors=(400, 401), status=204),
+        )
+    ),
+    Operation("post", "/v1/streams/lookup", "List the latest streams of conversations (llama.cpp's API)", (),
+              chat_body.StreamLookup, errors=(400, 401, 413)),
+)  # fmt: skip
+
 OPERATIONS = (
     _asked("/v1/chat/completions", "Create a chat completion", chat_body.Body,
            "id", "object", "created", "model", "system_fingerprint", "choices", "usage"),
@@ -187,6 +214,7 @@ OPERATIONS = (
                         "id", "type", "role", "model", "content", "usage"),
     _asked_of_anthropic("/v1/messages/count_tokens", "Count the tokens of a conversation", messages.Prompt,
                         "input_tokens"),
+    *_STREAMS,
     *_MESSAGE_BATCHES,
     *_BATCHES,
     _asked("/tokenize", "Tokenize a text or a conversation (vLLM's API)", tokens.Tokenize,

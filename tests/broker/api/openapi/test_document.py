@@ -54,6 +54,7 @@ def read_response(raw: bytes) -> None:
 
 READERS: dict[type, tuple[Callable[[bytes], object], dict[str, Any]]] = {
     chat_body.Body: (chat_body.read, {"messages": SAID, "logprobs": True}),
+    chat_body.StreamLookup: (chat_body.read_lookup, {"conversation_ids": ["a"]}),
     completions.Body: (completions.read, {"prompt": "a", "echo": True}),
     messages.Body: (messages.read, {"messages": SAID, "max_tokens": 1}),
     messages.Prompt: (messages.read_prompt, {"messages": SAID}),
