@@ -1,4 +1,4 @@
-"""Import contracts of `make lint`: every subpackage is in one. `docs/architecture.md` gives their reasons."""
+"""Import contracts of `make lint`: every subpackage is in one."""
 
 from __future__ import annotations
 

@@ -18,10 +18,13 @@ from protocol.settings.worker import WorkerSettings
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = {
     str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
-    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
 }
 PACKAGES = ("protocol", "broker", "worker", "deploy")
 TOP = (*PACKAGES, "tests", "bench", "recipes", "docs")
+
+PAGE_WORDS_MAX = 900
+DECISION_WORDS_MAX = 200
 
 MESSAGES = {kind.__name__ for kind in (*get_args(messages.ToWorker), *get_args(messages.ToGateway))}
 
@@ -79,22 +82,30 @@ def test_each_message_has_its_row_and_no_other_has_one() -> None:
     assert all(f"`{name}`" in DOCUMENTS["docs/protocol.md"] for name in ("ModelStates", "DesiredModels"))
 
 
-def test_each_subpackage_is_in_the_table() -> None:
-    architecture = named_paths(DOCUMENTS["docs/architecture.md"])
+def test_each_folder_has_its_line_on_the_page_of_the_architecture() -> None:
+    page = DOCUMENTS["docs/architecture.md"]
     for package in PACKAGES:
         for subpackage in (ROOT / package).iterdir():
             if (subpackage / "__init__.py").exists():
-                assert f"{package}/{subpackage.name}/" in architecture, subpackage
+                assert f"\n* `{package}/{subpackage.name}/`: " in page, subpackage
+    assert len(page.split()) <= PAGE_WORDS_MAX
 
 
-def test_each_module_in_the_table_is_in_its_package() -> None:
-    table = DOCUMENTS["docs/architecture.md"].partition("\n## Packages\n")[2].partition("\n\n## ")[0]
-    rows = re.findall(r"^\| `([\w/]+)/` \|(.*)\|[^|]*\|$", table, re.MULTILINE)
-    assert len(rows) > 20
-    for folder, row in rows:
-        for name in set(re.findall(r"`(\w+/?)`", row)) - {"roundhouse", "bench/", *TOP}:
-            places = [ROOT / folder, ROOT / "deploy/command"]  # the names of commands are in any row
-            assert any((place / name).is_dir() or (place / f"{name}.py").exists() for place in places), row
+def test_a_request_passes_twelve_files_and_what_is_read_first_has_5000_lines() -> None:
+    page = DOCUMENTS["docs/architecture.md"]
+    steps = dict(re.findall(r"^(\d+)\. `([\w/.]+)`: ", page, re.MULTILINE))
+    assert [*steps] == [str(number) for number in range(1, 13)]
+    first = page.partition("Read these 5,000 lines first**: ")[2].partition("\n\n")[0]
+    files = [*map(steps.get, re.findall(r"\b\d+\b", first)), *re.findall(r"`([\w/.]+)`", first)]
+    lines = sum((ROOT / str(file)).read_text(encoding="utf-8").count("\n") for file in files)
+    assert len(files) > 10
+    assert 4500 <= lines <= 5500
+
+
+def test_a_decision_has_at_most_200_words() -> None:
+    records = [name for name in DOCUMENTS if name.startswith("docs/decisions/")]
+    assert len(records) > 10
+    assert all(len(DOCUMENTS[name].split()) <= DECISION_WORDS_MAX for name in records)
 
 
 def test_each_promise_names_its_test() -> None:
