@@ -230,7 +230,8 @@ class AdapterInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class PrefixStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Prefix-cache statistics of a worker since its start. `misses` counts requests by `PrefixReuse.miss`,
     without positions. `read_timeouts`: requests that continued without blocks on disk because a read timed
-    out."""
+    out. `written_bytes`: to the disk. `writes_limit`, `writes_left`: of the write budget, which all workers
+    that use the folder share: bytes a day, and those that may be written now."""
 
     ram_bytes: Count = 0
     ram_limit: Count = 0
@@ -244,6 +245,9 @@ class PrefixStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
     reused_tokens: Count = 0
     misses: dict[str, Count] = {}
     read_timeouts: Count = 0
+    written_bytes: Count = 0
+    writes_limit: Count = 0
+    writes_left: Count = 0
 
 
 RANKS_MAX = 1024

@@ -220,6 +220,10 @@ MODEL_FIGURES: tuple[Figure[ModelSnapshot], ...] = (
     Figure("prefix_cache_read_timeouts", "counter",
            "Requests that continued without their prefix because the disk read timed out.",
            lambda m: m.of_workers(each.read_timeouts for each in m.prefixes)),
+    Figure("prefix_cache_written_bytes", "counter", "Bytes of prefixes written to the disk.",
+           lambda m: m.of_workers(each.written_bytes for each in m.prefixes)),
+    Figure("prefix_cache_writes_left_bytes", "gauge", "Bytes of prefixes that may be written at this moment.",
+           lambda m: max((each.writes_left for each in m.prefixes), default=m.of_workers(()))),
 )  # fmt: skip
 
 

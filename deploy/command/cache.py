@@ -73,7 +73,8 @@ def _of_server(host: str | None, port: int | None, config: Path | None) -> list[
         return []
     return [
         f"{binary_size(prefix['ram_bytes']):>9}  in memory of {worker['model']} (pid {worker['pid']}) at"
-        f" {found.url}; on disk it may take {binary_size(prefix['disk_limit'])} at present"
+        f" {found.url}; on disk it may take {binary_size(prefix['disk_limit'])} at present, and write"
+        f" {binary_size(prefix['writes_left'])} now, {binary_size(prefix['writes_limit'])} a day"
         for worker in workers
         if (prefix := worker.get("prefix"))
     ]

@@ -65,7 +65,18 @@ def _head(document: Document) -> Text:
         lately.append(f"{hits[-1]:.0%} of prompt tokens from the prefix cache")
     if lately:
         text.append("\n" + ", ".join(lately))
+    if writes := _disk_writes(document):
+        text.append("\n" + writes)
     return text
+
+
+def _disk_writes(document: Document) -> str:
+    """Return what the prefix cache has written to the disk, and may write now; "" where it writes nothing."""
+    found = [p for worker in document["workers"] if (p := worker.get("prefix")) and p.get("writes_limit")]
+    if not found:
+        return ""
+    written, left = sum(p["written_bytes"] for p in found), max(p["writes_left"] for p in found)
+    return f"{binary_size(written)} of prefixes written to disk, {binary_size(left)} may follow now"
 
 
 def _models(document: Document) -> Table:

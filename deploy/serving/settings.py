@@ -42,7 +42,9 @@ GROUPS = {
     ),
     "Adapters": "adapters adapter_memory",
     "Quantized KV caches": "kv_bits kv_group_size",
-    "Prefix cache": "prefix_cache_ram prefix_cache_disk prefix_cache_disk_share prefix_cache_dir",
+    "Prefix cache": (
+        "prefix_cache_ram prefix_cache_disk prefix_cache_disk_share prefix_cache_writes prefix_cache_dir"
+    ),
     "Speculative decoding and sparse prefill": "speculation draft_model sparse_prefill",
     "Images, videos and stored responses": (
         "allow_media_hosts image_pixels_max video_frames_max image_cache responses_max"

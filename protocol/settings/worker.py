@@ -177,6 +177,13 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, rename=public_name, omit
             " take; when others fill the disk, it gives way"
         ),
     ] = 0.25
+    prefix_cache_writes: Annotated[
+        Size | None,
+        Meta(
+            description="bytes that the prefix cache may write to the disk a day, for all models together;"
+            " 0: it is only read (default: 5% of the disk's size)"
+        ),
+    ] = None
     prefix_cache_dir: Annotated[
         Path | None,
         Meta(

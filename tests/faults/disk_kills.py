@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tests.faults.runner import run_program
 from worker.core.prefix.disk import DiskTier
-from worker.core.prefix.folder import Record
+from worker.core.prefix.folder import Record, WriteLedger
 from worker.values import ArrayBytes
 
 FINGERPRINT = "f1" * 16
@@ -54,7 +54,7 @@ STORE = "import sys; from tests.faults import disk_kills; disk_kills.store_forev
 
 def store_forever(folder: str, name: str) -> None:
     """Store records, and print each one that was written or is about to be removed."""
-    tier = DiskTier(Path(folder), FINGERPRINT)
+    tier = _open(Path(folder))
     stored = [found.digest for found in tier.scan()]
 
     def on_written(digest: str, file_bytes: int | None) -> None:
@@ -69,6 +69,10 @@ def store_forever(folder: str, name: str) -> None:
         while len(stored) > STORED_MAX:
             _send(f"removing {stored[0]}")
             tier.remove([stored.pop(0)])
+
+
+def _open(folder: Path) -> DiskTier:
+    return DiskTier(folder, FINGERPRINT, WriteLedger(folder.with_suffix(".writes"), 2**50))
 
 
 def _send(line: str) -> None:
@@ -116,7 +120,7 @@ class Killer:
         return [line for line in printed.splitlines(keepends=True) if line.endswith("\n")]
 
     def _check(self) -> None:
-        tier = DiskTier(self._folder, FINGERPRINT)
+        tier = _open(self._folder)
         try:
             found = {item.digest: item for item in tier.scan()}
             answers: list[dict[str, Record | None]] = []

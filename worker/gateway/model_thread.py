@@ -255,7 +255,11 @@ class ModelThread:
         self._open_pool(partial(model.open_preparer, ready.context_length))
         folder = prefix_folder(settings.prefix_cache_dir, os.environ, sys.platform)
         limits = StoreLimits(
-            settings.prefix_cache_ram, settings.prefix_cache_disk, folder, settings.prefix_cache_disk_share
+            settings.prefix_cache_ram,
+            settings.prefix_cache_disk,
+            folder,
+            settings.prefix_cache_disk_share,
+            settings.prefix_cache_writes,
         )
         store = open_store(model, limits, self.inbox.put)
         told = msgspec.structs.replace(ready, store=store.name if store else "", adapters=adapters)

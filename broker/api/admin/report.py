@@ -52,7 +52,11 @@ _SUMS = (
     "prompt_tokens",
     "reused_tokens",
     "read_timeouts",
+    "written_bytes",
 )
+_SHARED = ("writes_limit", "writes_left")
+"""Figures of the write budget, which is one for all workers of a folder."""
+
 
 REQUESTS_MAX = 256
 """Maximum number of requests listed, the oldest first."""
@@ -288,11 +292,13 @@ def _cache(model: str, statuses: Sequence[PrefixStatus]) -> dict[str, Any]:
 
 def _summary(statuses: Sequence[PrefixStatus]) -> dict[str, Any]:
     sums = {name: sum(getattr(status, name) for status in statuses) for name in _SUMS}
+    shared = {name: max((getattr(status, name) for status in statuses), default=0) for name in _SHARED}
     misses: Counter[str] = Counter()
     for status in statuses:
         misses.update(status.misses)
     return {
         **sums,
+        **shared,
         "hit_rate": _share(sums["hits"], sums["lookups"]),
         "token_hit_rate": _share(sums["reused_tokens"], sums["prompt_tokens"]),
         "misses": dict(misses.most_common()),

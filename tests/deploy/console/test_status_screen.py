@@ -13,7 +13,7 @@ from broker.dispatch.traffic import HttpCounters
 from deploy.console import status_screen
 from protocol.messages import Heartbeat, Loading
 from protocol.supervisor_messages import ModelState, ModelStates
-from protocol.types import RequestStatus, Resources
+from protocol.types import PrefixStatus, RequestStatus, Resources
 from tests.broker.dispatcher_line import SILENT_S, Line
 from tests.factories import accepted, events, finished, request, reused
 
@@ -67,6 +67,16 @@ def test_without_a_supervisor_a_silence_is_no_death_and_a_hung_worker_dies_once(
     line.lose_for_good("w")
     [row] = [row for row in shown(status(line)).splitlines() if row.startswith("m ")]
     assert row.split()[-1] == "1"
+
+
+def test_writes_to_the_disk_are_shown_with_what_is_left_of_their_budget() -> None:
+    line = Line()
+    for worker in ("w", "w2"):
+        line.serving(worker)
+        assert "written to disk" not in shown(status(line))
+    for worker in ("w", "w2"):
+        line.beat(worker, prefix=PrefixStatus(written_bytes=2**29, writes_limit=2**33, writes_left=2**32))
+    assert "1.0 GiB of prefixes written to disk, 4.0 GiB may follow now" in shown(status(line))
 
 
 def test_requests_are_shown_where_they_stand_and_what_became_of_the_last() -> None:

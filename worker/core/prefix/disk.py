@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from worker.core.prefix.folder import DIGEST, FileWriter, Folder, Record, StoredItem, prepare
+from worker.core.prefix.folder import DIGEST, FileWriter, Folder, Record, StoredItem, WriteLedger, prepare
+from worker.core.prefix.write_budget import WriteBudget
 
 log = logging.getLogger(__name__)
 
@@ -65,19 +66,24 @@ class DiskTier:
         self,
         folder: Path,
         fingerprint: str,
+        ledger: WriteLedger,
         *,
         queue_bytes_max: int = QUEUE_BYTES_MAX,
         clock: Callable[[], float] = time.monotonic,
         on_space: Callable[[], None] | None = None,
         space_every_s: float = SPACE_EVERY_S,
     ) -> None:
-        """`on_space`: called on the tier's thread when it has looked at the space while idle."""
+        """`ledger`: of the writes, used by the tier's thread from now on. `on_space`: called on the tier's
+        thread when it has looked at the space while idle."""
         self._folder, self._fingerprint = Folder(folder, fingerprint), fingerprint
         self._queue_bytes_max, self._clock = queue_bytes_max, clock
         self._failures, self._paused_until = 0, float("-inf")
         self._on_space, self._space_every_s = on_space, space_every_s
         self.room = self._folder.room()
         """Free bytes of the disk and those of its own files, after the last write or look; None: unknown."""
+        self._ledger = ledger
+        self.written = 0
+        """Bytes written to files."""
         self._changed = threading.Condition()  # guards what follows
         self._urgent: deque[_Read | _Remove] = deque()
         self._writes: deque[_Write] = deque()
@@ -92,6 +98,16 @@ class DiskTier:
         return self._folder.usage
 
     @property
+    def budget(self) -> WriteBudget:
+        """The write budget, before anything is written."""
+        return self._ledger.full
+
+    @property
+    def writes_left(self) -> int:
+        """Bytes of the write budget that are neither spent nor queued."""
+        return max(0, self._ledger.left - self._queue_bytes)
+
+    @property
     def name(self) -> str:
         """Identity of the folder, equal for all processes that use it under any path."""
         return self._folder.name
@@ -103,7 +119,8 @@ class DiskTier:
     def write(self, record: Record, done: OnWritten) -> bool:
         """Queue an item; its arrays must not change before `done`.
 
-        False: not queued, because the queue is full, writing is paused, or a file cannot hold the item.
+        False: not queued, because the queue is full, writing is paused, the write budget is used up, or a
+        file cannot hold the item.
         """
         assert DIGEST.fullmatch(record.digest), record.digest
         try:
@@ -112,7 +129,7 @@ class DiskTier:
             log.warning("prefix %s cannot be stored: %s", record.digest, error)
             return False
         with self._changed:
-            full = self._queue_bytes + draft.file_bytes > self._queue_bytes_max
+            full = draft.file_bytes > min(self._queue_bytes_max - self._queue_bytes, self.writes_left)
             if full or self._closed or self._is_paused():
                 return False
             self._queue_bytes += draft.file_bytes
@@ -190,6 +207,7 @@ class DiskTier:
     def _look(self) -> None:
         """Look at the space, outside of the lock: a file system may take its time."""
         self.room = self._folder.room()
+        self._ledger.look()
         if self._on_space is not None:
             self._on_space()
 
@@ -210,7 +228,11 @@ class DiskTier:
     def _save(self, draft: FileWriter) -> int | None:
         if self._is_paused():
             return None
+        if self._folder.has(draft):
+            return draft.file_bytes
         try:
+            if not self._ledger.spend(draft.file_bytes):
+                return None
             self._folder.save(draft)
         except OSError as error:
             self._failures += 1
@@ -222,6 +244,7 @@ class DiskTier:
         if self._failures:
             log.info("prefixes can be stored again")
         self._failures = 0
+        self.written += draft.file_bytes
         return draft.file_bytes
 
     def _end(self, job: _Write, written: int | None) -> None:

@@ -13,6 +13,7 @@ miss. Files with other names are left alone.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
 import re
@@ -21,15 +22,16 @@ import shutil
 import stat
 import time
 import zlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Annotated, Any, BinaryIO, NamedTuple
 
 import msgspec
 import psutil
 
 from protocol.common.cache_folder import PREFIX_SUFFIX
+from worker.core.prefix.write_budget import DISK_SHARE, WriteBudget
 from worker.values import ITEM_BYTES, ArrayBytes
 
 log = logging.getLogger(__name__)
@@ -45,6 +47,20 @@ _CHECKSUM_BYTES = 8
 """A CRC-32 in hex."""
 _LENGTH_BYTES = 8
 """The header's length, as the format has it."""
+
+
+_LEDGER_BYTES = 64
+"""Length of the ledger's record, padded: a number's digits never outlive it."""
+
+
+class _Debt(msgspec.Struct, frozen=True):
+    """Record of a ledger: see `WriteBudget`."""
+
+    debt: Annotated[float, msgspec.Meta(ge=0)]
+    at: float
+
+
+_ledger_decoder = msgspec.json.Decoder(_Debt)
 
 
 class DamagedFileError(ValueError):
@@ -240,6 +256,69 @@ class StoredItem:
     file_bytes: int
 
 
+class WriteLedger:
+    """Record of the write budget, in a file that the workers of all models share, so that it survives them.
+
+    Used by one thread at a time. A damaged record counts as a budget that is used up.
+    """
+
+    def __init__(self, path: Path, day_bytes: int, clock: Callable[[], float] = time.time) -> None:
+        """`day_bytes`: see `WriteBudget`. `clock`: Unix time."""
+        self._path, self._clock, self._full = path, clock, WriteBudget(day_bytes)
+        self.left = 0
+        """Bytes that might be written at the last look or write."""
+        self.look()
+
+    @property
+    def full(self) -> WriteBudget:
+        """The budget before anything is written."""
+        return self._full
+
+    def look(self) -> None:
+        """Read the record; while it cannot be read, nothing is left."""
+        self.left = 0
+        with contextlib.suppress(OSError), self._open() as file:
+            self.left = self._read(file).left
+
+    def spend(self, file_bytes: int) -> bool:
+        """Record a write before it is made. False: the budget does not have it. Raises `OSError`.
+
+        Waits while another process does the same: if that one is stopped just then, for as long as it is, in
+        which requests go on without the disk (`READ_SILENCE_S_MAX`).
+        """
+        with self._open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            budget = self._read(file)
+            spent = budget.spend(file_bytes)
+            self.left = (spent or budget).left
+            if spent is not None:
+                record = msgspec.json.encode(_Debt(spent.debt, spent.at))
+                os.pwrite(file.fileno(), record.ljust(_LEDGER_BYTES), 0)
+        return spent is not None
+
+    def _open(self) -> BinaryIO:
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return open(self._path, "r+b", opener=_open_ledger)
+
+    def _read(self, file: BinaryIO) -> WriteBudget:
+        raw, now = os.pread(file.fileno(), _LEDGER_BYTES, 0), self._clock()
+        try:
+            found = _ledger_decoder.decode(raw) if raw else _Debt(0.0, now)
+        except msgspec.MsgspecError:
+            found = _Debt(float(self._full.burst), now)
+        return replace(self._full, debt=found.debt, at=found.at).refill(now)
+
+
+def ledger_of(folder: Path, day_bytes: int | None) -> WriteLedger:
+    """Return the ledger of a folder of models. `day_bytes`: None: a share of the disk's size."""
+    if day_bytes is None:
+        day_bytes = 0
+        with contextlib.suppress(OSError):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            day_bytes = int(DISK_SHARE * shutil.disk_usage(folder).total)
+    return WriteLedger(folder / "writes.json", day_bytes)
+
+
 class Folder:
     """Folder of the items of the model `fingerprint`. Used by one thread at a time; only `save` raises."""
 
@@ -308,6 +387,16 @@ class Folder:
             self.remove(digest)
         return None
 
+    def has(self, draft: FileWriter) -> bool:
+        """Return whether the item's file exists; another worker of the model may have written it."""
+        try:
+            _, size = read_header(self._file(draft.digest), self._fingerprint, draft.digest)
+        except (OSError, DamagedFileError):
+            return False
+        if size == draft.file_bytes:
+            self._count(draft.digest, size)
+        return size == draft.file_bytes
+
     def save(self, draft: FileWriter) -> None:
         """Write an item. Raises `OSError`; then neither the new file nor the one it replaces exists."""
         aside = self._path / f"{draft.digest}.{os.getpid()}-{secrets.token_hex(4)}.part"
@@ -354,3 +443,7 @@ class Folder:
 
 def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+
+
+def _open_ledger(path: str, flags: int) -> int:
+    return _open_private(path, flags | os.O_CREAT | os.O_NONBLOCK)

@@ -10,7 +10,7 @@ report both.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -176,6 +176,12 @@ class PrefixIndex:
         self._touch(match.items)
         self._lookups.add(match, prompt_tokens, miss)
 
+    def stored(self, keys: tuple[int, ...], *, salt: str = "") -> Iterator[Item]:
+        """Iterate over what is stored of a prompt: each block, then the snapshots within it."""
+        for part in self._tree.walk(keys, salt, len(keys))[0]:
+            yield part.block
+            yield from sorted(snapshots_of(part), key=lambda snapshot: snapshot.at)
+
     def reach(self, keys: tuple[int, ...], *, salt: str = "", end: int) -> tuple[int, bool]:
         """Return up to where blocks have the keys, at most `end`, and whether `end` has a snapshot."""
         path, known = self._tree.walk(keys, salt, end)
@@ -291,6 +297,7 @@ class PrefixIndex:
             else:
                 self._unwanted[item.digest] = item
                 self._disk.take(item)
+                item.left_disk = True
         self.version += bool(self._unwanted)
         unwanted, self._unwanted = self._unwanted, {}
         return list(unwanted.values())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,10 +19,11 @@ from protocol.common.log_context import about
 from protocol.types import PrefixStatus
 from worker.core.commands import Command, DiskSpace, Fetched, Written
 from worker.core.prefix.disk import DiskTier
-from worker.core.prefix.folder import Record
+from worker.core.prefix.folder import Record, ledger_of
 from worker.core.prefix.index import BLOCK_TOKENS, Match, PrefixIndex, keep
 from worker.core.prefix.sharing import REUSED_TOKENS_MIN
-from worker.core.prefix.tree import Item
+from worker.core.prefix.tree import Block, Item
+from worker.core.prefix.write_budget import may_write
 from worker.core.rows import Phase, Row
 from worker.interfaces import Engine, Model
 from worker.process.device_errors import raise_if_device_failed
@@ -51,6 +52,8 @@ class StoreLimits:
     disk: int
     folder: Path
     disk_share: float = 1.0
+    writes: int | None = None
+    """Bytes written a day, by all models (None: a share of the disk's size)."""
 
 
 def disk_limit(disk_max: int, share: float, room: int | None) -> int:
@@ -191,18 +194,23 @@ class PrefixStore:
         is_cut = done or at in row.snapshot_positions
         if (is_cut or at - row.stored_upto >= KEPT_TOKENS_MIN) and at > row.stored_upto:
             self._store_row(row, row.tokens[:at], states=is_cut)
+            self.fit(self.ram_max)
             row.stored_upto = at
 
     def store_ended_row(self, row: Row) -> None:
-        """Store the prefix of a row that ends, before its caches are dropped."""
+        """Store the prefix of a row that ends, before its caches are dropped, and write what is worth it."""
         if row.is_private:
             return
-        if row.phase is Phase.DECODE:
+        tokens = row.tokens[: row.prefilled]
+        is_decoding = row.phase is Phase.DECODE
+        if is_decoding and row.has_decoded:
             # Until it has decoded, its last token is not in its caches; its prompt is stored.
-            if row.has_decoded:
-                self._store_row(row, (*row.request.tokens, *row.answered), states=True)
-        elif row.prefilled >= REUSED_TOKENS_MIN:
-            self._store_row(row, row.tokens[: row.prefilled], states=True)
+            tokens = (*row.request.tokens, *row.answered)
+        if row.has_decoded if is_decoding else row.prefilled >= REUSED_TOKENS_MIN:
+            self._store_row(row, tokens, states=True)
+        # Without boundaries it is no conversation, which a next turn would continue.
+        self._write(tokens, row.request.salt, ends_turn=is_decoding and bool(row.request.boundaries))
+        self.fit(self.ram_max)
 
     def _store_row(self, row: Row, tokens: tuple[int, ...], *, states: bool) -> None:
         salt, end = row.request.salt, len(tokens)
@@ -224,10 +232,6 @@ class PrefixStore:
             return
         if row.request.pin and row.request.boundaries:
             self.index.pin(tokens, salt=salt, last=min(end, row.request.boundaries[-1]))
-        if end >= BLOCK_TOKENS:  # computing a shorter one again costs less than reading it
-            # With its parents, which may have been too short, or refused, when they were stored.
-            self._write([*self.index.find(tokens, salt=salt, limit=end).items, *stored])
-        self.fit(self.ram_max)
 
     # --- bounds ---
 
@@ -245,18 +249,29 @@ class PrefixStore:
             return self.disk_max
         return disk_limit(self.disk_max, self.disk_share, self.disk.room)
 
-    def _write(self, items: Iterable[Item]) -> None:
-        if self.disk is None:
-            return
-        for item in items:
-            if item.disk_bytes or item.digest in self._writing or item.payload is None:
+    def _write(self, tokens: tuple[int, ...], salt: str, *, ends_turn: bool) -> None:
+        """Write what is stored of a prefix and worth it, up to the first block that is not written: nothing
+        behind that would be found."""
+        if self.disk is None or len(tokens) < BLOCK_TOKENS:
+            return  # computing a shorter one again costs less than reading it
+        burst = self.disk.budget.burst
+        for item in self.index.stored(tokens, salt=salt):
+            if item.disk_bytes or item.digest in self._writing:
                 continue
-            blobs, rest = self.engine.pack(item.payload)
-            about = {**self.index.describe(item), "payload": rest}
-            if self.disk.write(
-                Record(item.digest, about, blobs), lambda digest, size: self.post(Written(digest, size))
+            if item.payload is not None and may_write(
+                item, item.nbytes, self.disk.writes_left, burst, ends_turn=ends_turn
             ):
-                self._writing[item.digest] = item
+                self._write_item(self.disk, item)
+            if isinstance(item, Block) and item.digest not in self._writing:
+                break
+
+    def _write_item(self, disk: DiskTier, item: Item) -> None:
+        blobs, rest = self.engine.pack(item.payload)
+        about = {**self.index.describe(item), "payload": rest}
+        if disk.write(
+            Record(item.digest, about, blobs), lambda digest, size: self.post(Written(digest, size))
+        ):
+            self._writing[item.digest] = item
 
     def written(self, digest: str, file_bytes: int | None) -> None:
         """Record that a file was written with `file_bytes` bytes; None: the write failed."""
@@ -295,7 +310,15 @@ class PrefixStore:
 
     def status(self) -> PrefixStatus:
         status = self.index.status(ram_limit=self.ram_max, disk_limit=self._disk_limit())
-        return msgspec.structs.replace(status, read_timeouts=self.read_timeouts)
+        status = msgspec.structs.replace(status, read_timeouts=self.read_timeouts)
+        if self.disk is None:
+            return status
+        return msgspec.structs.replace(
+            status,
+            written_bytes=self.disk.written,
+            writes_limit=self.disk.budget.day_bytes,
+            writes_left=self.disk.writes_left,
+        )
 
 
 def open_store(model: Model, limits: StoreLimits, post: Callable[[Command], None]) -> PrefixStore | None:
@@ -309,7 +332,10 @@ def open_store(model: Model, limits: StoreLimits, post: Callable[[Command], None
     disk = None
     if limits.disk and facts.fingerprint:
         disk = DiskTier(
-            limits.folder / facts.fingerprint, facts.fingerprint, on_space=lambda: post(DiskSpace())
+            limits.folder / facts.fingerprint,
+            facts.fingerprint,
+            ledger_of(limits.folder, limits.writes),
+            on_space=lambda: post(DiskSpace()),
         )
     store = PrefixStore(model.engine, PrefixIndex(shape), ram_max, post, disk, limits.disk, limits.disk_share)
     store.open()

@@ -33,8 +33,8 @@ class Item:
 
     `nbytes`: its memory, 0 if the payload is not loaded; `disk_bytes`: the size of its file, 0 if none.
     `holds`: reference count, including those of its descendants. `is_shared`: prompts diverge behind it.
-    `is_fresh`: read from disk and not used since. `uses`: number of requests that reused it; `used_at`: time
-    of the last lookup; `worth`: see `eviction`.
+    `is_fresh`: read from disk and not used since. `left_disk`: its file was removed for want of space.
+    `uses`: number of requests that reused it; `used_at`: time of the last lookup; `worth`: see `eviction`.
     """
 
     digest: str
@@ -46,6 +46,7 @@ class Item:
     is_pinned: bool = False
     is_shared: bool = False
     is_fresh: bool = False
+    left_disk: bool = False
     uses: int = 0
     used_at: int = 0
     worth: int = 0

@@ -56,7 +56,7 @@ def use(house: House) -> None:
     beat = Heartbeat(
         incarnation="w2", running=2, waiting=1, steps=5, cache_bytes=100,
         resources=Resources(resident_bytes=1000, footprint_bytes=1500, device_bytes=2000, ranks=ranks),
-        prefix=PrefixStatus(ram_bytes=10, ram_limit=20, disk_bytes=30, disk_limit=40, misses=misses),
+        prefix=PrefixStatus(ram_bytes=10, ram_limit=20, disk_bytes=30, written_bytes=50, misses=misses),
         preparation=PreparationStatus(waiting=4, oldest_s=0.5, started=7, waited_s=2.5, refused=3),
     )  # fmt: skip
     line.say("w2", beat)
@@ -80,6 +80,7 @@ async def test_metrics_are_counted_by_model(house: House) -> None:
     assert figure(told, "preparation_refused_total", **model) == 3
     assert figure(told, "rank_device_bytes", **model, rank="1") == 40
     assert figure(told, "worker_cache_bytes", **model) == 110
+    assert figure(told, "prefix_cache_written_bytes_total", **model) == 50
     assert figure(told, "errors_total", code="route_not_found") == 1
     assert figure(told, "line_errors_total", reason="decode") == 1
     assert figure(told, "connections_turned_away_total") == 1

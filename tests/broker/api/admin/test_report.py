@@ -37,6 +37,7 @@ def prefix(**fields: Any) -> PrefixStatus:
     whole = {
         "ram_bytes": 10, "ram_limit": 100, "disk_bytes": 20, "disk_limit": 200, "blocks": 3, "snapshots": 2,
         "lookups": 8, "hits": 6, "prompt_tokens": 1000, "reused_tokens": 900,
+        "written_bytes": 3, "writes_limit": 9, "writes_left": 2,
     }  # fmt: skip
     return PrefixStatus(**{**whole, **fields})
 
@@ -241,5 +242,6 @@ def test_the_cache_of_a_model_is_that_of_all_its_workers() -> None:
     assert cache == {
         "model": "m", "enabled": True, "ram_bytes": 20, "ram_limit": 200, "disk_bytes": 40, "disk_limit": 400,
         "blocks": 6, "snapshots": 4, "lookups": 10, "hits": 6, "prompt_tokens": 2000, "reused_tokens": 1800,
-        "read_timeouts": 0, "hit_rate": 0.6, "token_hit_rate": 0.9, "misses": {"off": 3, "incomplete": 2},
+        "read_timeouts": 0, "written_bytes": 6, "writes_limit": 9, "writes_left": 2,
+        "hit_rate": 0.6, "token_hit_rate": 0.9, "misses": {"off": 3, "incomplete": 2},
     }  # fmt: skip

@@ -31,6 +31,7 @@ from worker.core.prefix.folder import (
     HEADER_BYTES_MAX,
     LEFTOVER_AGE_S_MAX,
     Record,
+    WriteLedger,
     prepare,
     read_header,
     read_record,
@@ -52,11 +53,12 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def open_tier(folder: Path) -> Iterator[Open]:
+def open_tier(folder: Path, tmp_path: Path) -> Iterator[Open]:
     tiers: list[DiskTier] = []
 
     def open_one(path: Path = folder, fingerprint: str = FINGERPRINT, **options: Any) -> DiskTier:
-        tiers.append(DiskTier(path, fingerprint, **options))
+        ledger = options.pop("ledger", None) or WriteLedger(tmp_path / "writes.json", 2**40)
+        tiers.append(DiskTier(path, fingerprint, ledger, **options))
         return tiers[-1]
 
     yield open_one
@@ -408,10 +410,10 @@ _WITH_LITTLE_ROOM = """
 import resource, sys
 from pathlib import Path
 from worker.core.prefix.disk import DiskTier
-from worker.core.prefix.folder import ArrayBytes, Record
+from worker.core.prefix.folder import ArrayBytes, Record, WriteLedger
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
-tier = DiskTier(Path(sys.argv[1]), "f1")
+tier = DiskTier(Path(sys.argv[1]), "f1", WriteLedger(Path(sys.argv[1]).parent / "writes.json", 2**40))
 written = {}
 for name, size in (("aa" * 8, 100), ("bb" * 8, 200_000), ("cc" * 8, 60_000), ("aa" * 8, 200_000)):
     assert tier.write(Record(name, {}, {"x": ArrayBytes("U8", (size,), bytes(size))}), written.__setitem__)

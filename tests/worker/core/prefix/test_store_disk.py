@@ -18,6 +18,7 @@ from worker.core.engine_core import PAUSE_S
 from worker.core.prefix.folder import Record, StoredItem
 from worker.core.prefix.index import PrefixIndex
 from worker.core.prefix.store import READ_SILENCE_S_MAX, READ_WAIT_S_MAX, PrefixStore
+from worker.core.prefix.write_budget import WriteBudget
 from worker.core.rows import Row
 from worker.core.scheduler import Scheduler, SchedulerConfig
 from worker.values import CacheSpec
@@ -35,6 +36,9 @@ class ScriptedDisk:
 
     name = "scripted"
     room: int | None = None
+    budget = WriteBudget(2 * PLENTY)
+    writes_left = PLENTY
+    written = 0
 
     def __init__(self, files: Iterable[tuple[StoredItem, Record]] = ()) -> None:
         self.files = {found.digest: (found, record) for found, record in files}
