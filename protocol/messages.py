@@ -26,6 +26,7 @@ from protocol.types import (
     ImageStatus,
     KVCacheQuantization,
     Media,
+    MemoryPressure,
     Name,
     OrphanedRow,
     Pid,
@@ -273,7 +274,7 @@ class Heartbeat(Message, frozen=True):
     does not change, the model has stalled although the process is alive. `rows`: the worker's requests,
     oldest first. `prefix` is None without a prefix cache, `images` if the model has no image input, `drafts`
     without speculation, `resources` if unknown. `starved`: number of starved requests found since the start.
-    `preparation`: None before the model is loaded.
+    `preparation`: None before the model is loaded. `pressure`: None if unknown.
     """
 
     running: Count
@@ -287,6 +288,7 @@ class Heartbeat(Message, frozen=True):
     drafts: SpecDecodeStatus | None = None
     starved: Count = 0
     preparation: PreparationStatus | None = None
+    pressure: MemoryPressure | None = None
 
 
 class Accepted(Message, frozen=True):

@@ -295,6 +295,15 @@ class Resources(MemoryUsage, frozen=True, kw_only=True, omit_defaults=True):
     experts: ExpertStatus | None = None
 
 
+class MemoryPressure(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Memory pressure of a worker's machine. `level`: as its system reports it, `none`, `warning` or
+    `critical`. `relief`: what the worker does about it, until it has been over for a while: `none`, `shrink`
+    (caches), `drop_idle` (prefixes in memory, too) or `refuse_long` (new long prompts, too)."""
+
+    level: Name = "none"
+    relief: Name = "none"
+
+
 class SpecDecodeStats(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Numbers of accepted and rejected draft tokens."""
 

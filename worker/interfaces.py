@@ -297,6 +297,8 @@ class Model:
     position_cost: float | None = None
     """Cost of each additional token in a step of one row, relative to a plain step, measured with
     `PRICED_COLUMNS` tokens. None: not measured."""
+    release_memory: Callable[[], None] = lambda: None
+    """Gives memory that no array uses back to the system."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +308,7 @@ class EmbeddingModel:
     info: ModelInfo
     encoder: Encoder
     open_preparer: Callable[[], TextsPreparer]
+    release_memory: Callable[[], None] = lambda: None
 
 
 class Loader(Protocol):

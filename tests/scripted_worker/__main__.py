@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from protocol import lifeline, sockets
 from protocol.common import logs
@@ -11,6 +12,7 @@ from tests.scripted_worker.config import FakeSettings
 from tests.scripted_worker.loader import FakeLoader
 from worker.gateway.service import Service
 from worker.process import spare
+from worker.process.memory_pressure import StallFiles
 
 
 def main() -> int:
@@ -30,7 +32,9 @@ def main() -> int:
     lifeline.follow_parent()
     loader = FakeLoader(configured.served_name or configured.name, configured)
     try:
-        return Service(loader, configured).run()
+        file = configured.pressure_file
+        source = StallFiles([Path(file)]) if file else None
+        return Service(loader, configured, pressure=source).run()
     except sockets.EndpointError as error:
         settings.exit_with("tests.scripted_worker", error)
 

@@ -19,6 +19,7 @@ class FakeSettings(WorkerSettings, frozen=True, kw_only=True, rename=public_name
     images: Annotated[bool, Meta(description="support images")] = False
     videos: Annotated[bool, Meta(description="support videos")] = False
     broken: Annotated[bool, Meta(description="fail to load")] = False
+    pressure_file: Annotated[str, Meta(description="read the memory pressure from a file as PSI's")] = ""
     crowded: Annotated[bool, Meta(description="fail to load for lack of memory")] = False
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from worker.core.memory_relief import Relief
 from worker.core.prefix.folder import Record
 from worker.values import EngineRequest, PreparedTexts
 
@@ -37,6 +38,13 @@ class ClearPrefixes:
 
     id: str
     namespace: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RelieveMemory:
+    """Give back what this stage asks for, and keep to it until the next one."""
+
+    relief: Relief
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +92,7 @@ Command = (
     | SubmitTexts
     | Abort
     | ClearPrefixes
+    | RelieveMemory
     | Fetched
     | Written
     | DiskSpace

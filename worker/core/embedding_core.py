@@ -24,7 +24,7 @@ from itertools import count
 from protocol.common.log_context import about
 from protocol.errors import Code, RequestError
 from protocol.types import RequestStatus, Resources, Timings, Usage
-from worker.core.commands import Abort, ClearPrefixes, Command, Stop, SubmitTexts
+from worker.core.commands import Abort, ClearPrefixes, Command, RelieveMemory, Stop, SubmitTexts
 from worker.core.engine_core import OUTBOX_MESSAGES_MAX, PAUSE_S
 from worker.core.failures import Failures, engine_error
 from worker.core.prefill import PrefillBudget, PrefillCall, PrefillCostModel
@@ -200,6 +200,8 @@ class EmbeddingCore:
                 self._submit(request)
             case Abort(id):
                 self._queue.drop(id)
+            case RelieveMemory(relief) if relief:
+                self.model.release_memory()
             case ClearPrefixes(id):
                 self.publisher.cleared(id, 0, 0)
 

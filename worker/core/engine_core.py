@@ -33,12 +33,14 @@ from worker.core.commands import (
     Command,
     DiskSpace,
     Fetched,
+    RelieveMemory,
     RemoveAdapter,
     Stop,
     Submit,
     Written,
 )
 from worker.core.failures import STARVED_S_MAX, Failures, RowStarved, describe, engine_error, watched
+from worker.core.memory_relief import Relief
 from worker.core.prefix.store import PrefixStore
 from worker.core.publisher import (
     TOLD_EVERY_S,
@@ -95,6 +97,7 @@ class EngineCore:
     context_length: int = 0
     """Both: see `AdapterChanges`."""
     _adapters: AdapterChanges = field(init=False)
+    _relief: Relief = Relief.NONE
     _has_worked: bool = True
     """Whether the last step ran something."""
     _failures: Failures = field(default_factory=Failures)
@@ -150,27 +153,28 @@ class EngineCore:
                 self._submit(request)
             case Abort(id):
                 self._leave(id)
-            case Fetched() | Written() | DiskSpace() | ClearPrefixes():
-                self._tend_store(command)
+            case Fetched() | Written() | DiskSpace():
+                if self.store:
+                    self.store.obey(command, self.clock())
+            case ClearPrefixes(id, namespace):
+                ram, disk = self.store.clear(namespace) if self.store else (0, 0)
+                images = self.scheduler.forget_images(namespace)
+                self.publisher.cleared(id, ram + images, disk, namespace)
+            case RelieveMemory(relief):
+                self._relieve(relief)
             case AddAdapter() | RemoveAdapter():
                 self._adapters.carry_out(command, self._fail_row)
             case Stop():
                 return False
         return True
 
-    def _tend_store(self, command: Fetched | Written | DiskSpace | ClearPrefixes) -> None:
-        match command:
-            case Fetched(records) if self.store:
-                for row in self.store.fetched(records, self.clock()):
-                    row.is_blocked = False
-            case Written(digest, file_bytes) if self.store:
-                self.store.written(digest, file_bytes)
-            case DiskSpace() if self.store:
-                self.store.fit_disk()
-            case ClearPrefixes(id, namespace):
-                ram, disk = self.store.clear(namespace) if self.store else (0, 0)
-                images = self.scheduler.forget_images(namespace)
-                self.publisher.cleared(id, ram + images, disk, namespace)
+    def _relieve(self, relief: Relief) -> None:
+        self._relief = relief
+        if self.store:
+            self.store.relieve(relief)
+        if relief:
+            self.scheduler.forget_images()
+            self.model.release_memory()
 
     def _submit(self, request: EngineRequest) -> None:
         if self.scheduler.get(request.id) is not None:
@@ -181,6 +185,9 @@ class EngineCore:
         self.admission.arrived(now, resumed=bool(request.resume))
         try:
             self._adapters.require(request)
+            if not request.resume:  # a stream that another worker began goes on
+                known = self.store.known_tokens(request) if self._relief and self.store else 0
+                self._relief.check_prompt(len(request.tokens) - known)
             output_processor = self.model.open_output_processor(request)
             row = self.scheduler.add(request, now)
             row.output_processor = output_processor

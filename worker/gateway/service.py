@@ -38,7 +38,8 @@ from protocol.messages import (
 )
 from protocol.settings.worker import WorkerSettings
 from protocol.types import OrphanedRow, Resources
-from worker.core.commands import AddAdapter, ClearPrefixes, RemoveAdapter
+from worker.core.commands import AddAdapter, ClearPrefixes, RelieveMemory, RemoveAdapter
+from worker.core.memory_relief import ReliefPolicy
 from worker.gateway.dealer import DealerLink
 from worker.gateway.model_thread import ModelThread
 from worker.gateway.outbox import Outbox
@@ -47,6 +48,7 @@ from worker.gateway.session import GatewaySession
 from worker.interfaces import Loader, ModelError
 from worker.process.device_errors import DeviceError
 from worker.process.exit_codes import EXIT_BROKEN, status_of
+from worker.process.memory_pressure import PressureSource, pressure_source
 from worker.process.resources import ProcessMetrics
 from worker.process.startup_timer import StartupTimer
 from worker.process.watchdog import STALL_S_MAX, Progress, Watchdog
@@ -55,6 +57,7 @@ log = logging.getLogger(__name__)
 
 BEAT_S = 0.25
 STOP_WAIT_S = 2.0
+PRESSURE_S = 1.0
 _MESSAGES_AT_ONCE = 256
 
 
@@ -67,8 +70,10 @@ class Service:
         settings: WorkerSettings,
         device_memory: Callable[[], Resources] = Resources,
         timer: StartupTimer | None = None,
+        pressure: PressureSource | None = None,
     ) -> None:
-        """Connect in the background. `timer`: timer of the start. Raises `sockets.EndpointError`."""
+        """Connect in the background. `timer`: timer of the start. `pressure`: default, this machine's. Raises
+        `sockets.EndpointError`."""
         self._loader = loader
         self._settings = settings
         self._incarnation = new_incarnation()
@@ -84,6 +89,8 @@ class Service:
         self._turned_away: ModelError | None = None
         self._watchdog = Watchdog(settings.stall_timeout_s or STALL_S_MAX, time.monotonic())
         self._meter = ProcessMetrics()
+        self._pressure = pressure or pressure_source()
+        self._relief, self._pressure_due = ReliefPolicy(), 0.0
         self._logbook = breadcrumbs.BreadcrumbWriter(os.environ)
         self._starting = SpawnChannel.find(os.environ)
 
@@ -201,7 +208,21 @@ class Service:
                 self._session.post(message)
         self._session.send_all()
 
+    def _relieve(self, now: float) -> None:
+        """Look at the memory pressure, once in `PRESSURE_S`, and have the model thread act on it."""
+        if now < self._pressure_due or not self._model.is_loaded:
+            return
+        self._pressure_due = now + PRESSURE_S
+        before = self._relief.stage
+        relief = self._relief.observe(self._pressure(), now)
+        if relief is not None:
+            self._model.inbox.put(RelieveMemory(relief))
+        if relief is not None and relief != before:
+            told = self._relief.status
+            log.warning("memory pressure of the machine: %s; relief: %s", told.level, told.relief)
+
     def _beat(self) -> None:
+        self._relieve(time.monotonic())
         counters = self._model.counters
         self._session.post(
             Heartbeat(
@@ -217,6 +238,7 @@ class Service:
                 drafts=counters.drafts,
                 starved=counters.starved,
                 preparation=self._model.pool.status() if self._model.pool else None,
+                pressure=self._relief.status,
             )
         )
         self._logbook.note(breadcrumbs.describe(counters.steps, counters.rows))

@@ -25,6 +25,7 @@ from protocol.tasks import Task
 from protocol.types import Capabilities
 from worker.input.texts import EmbedPreparer, JudgePreparer, PairPreparer, TextRules, Tokenizer
 from worker.interfaces import EmbeddingModel, ModelError, TextsPreparer
+from worker.load import memory
 from worker.load.config import ModelConfig
 from worker.runner.encoder import BatchEncoder, Forward
 from worker.values import ModelInfo
@@ -77,7 +78,7 @@ def build_encoding_model(
         preparer: TextsPreparer = kind(_open_tokenizer(name, folder), rules)
         return preparer
 
-    return EmbeddingModel(facts, encoder, open_preparer)
+    return EmbeddingModel(facts, encoder, open_preparer, memory.release)
 
 
 def _open_tokenizer(name: str, folder: Path) -> Tokenizer:

@@ -26,6 +26,7 @@ from worker.input.prompts.sampling_defaults import read_defaults
 from worker.input.prompts.template import probe, template_of, unlisted_end
 from worker.input.prompts.token_bytes import token_bytes_max
 from worker.interfaces import DraftProposer, Model, ModelError, OutputProcessor, Preparer
+from worker.load import memory
 from worker.load.adapters import ServedAdapters
 from worker.load.config import ModelConfig
 from worker.output.calls.writer import CallNumbering, namer_of
@@ -120,7 +121,7 @@ def build_text_model(
         kv_quantization=kv_quantization,
     )
     adapters = ServedAdapters(engine.adapters)
-    return Model(facts, engine, open_preparer, processors.open, adapters)
+    return Model(facts, engine, open_preparer, processors.open, adapters, release_memory=memory.release)
 
 
 def _probe(tokenizer: TokenizerWrapper, processors: OutputProcessors, name: str) -> Capabilities:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -23,7 +24,7 @@ from protocol.messages import (
     ToGateway,
 )
 from protocol.settings.reader import EXIT_CONFIGURATION
-from protocol.types import AdoptedRow, Delta
+from protocol.types import AdoptedRow, Delta, MemoryPressure
 from tests.scripted_worker.engine import TOKEN_BYTES
 from tests.system import eventually
 from tests.worker.gateway.conftest import SharedWorker, Start
@@ -95,6 +96,22 @@ def test_a_cancelled_request_leaves_and_is_not_mentioned_again(met: Gateway) -> 
     said = met.during_beats(2)
     assert all(isinstance(message, Heartbeat) for message in said)
     assert [m.cache_bytes for m in said if isinstance(m, Heartbeat)] == [0, 0]
+
+
+def test_the_memory_pressure_of_the_machine_is_told_and_acted_on(
+    gateway: Gateway, start: Start, tmp_path: Path
+) -> None:
+    stalls = tmp_path / "memory.pressure"
+    stalls.write_text("some avg10=0.00 avg60=0.00 avg300=0.00 total=0\n")
+    process = start("--pressure-file", str(stalls))
+    gateway.meet()
+    assert gateway.until(Heartbeat, lambda beat: beat.preparation is not None).pressure == MemoryPressure()
+    stalls.write_text("some avg10=80.00 avg60=9.00 avg300=1.00 total=9\nfull avg10=55.00\n")
+    beat = gateway.until(Heartbeat, lambda beat: beat.pressure != MemoryPressure())
+    assert beat.pressure == MemoryPressure(level="critical", relief="drop_idle")
+    gateway.generate("a", "word !tokens=1")
+    assert gateway.until(Finished).id == "a"
+    assert process.log().count("memory pressure of the machine: critical; relief: drop_idle") == 1
 
 
 def test_garbage_is_dropped_and_what_follows_is_heard(met: Gateway, worker: SharedWorker) -> None:

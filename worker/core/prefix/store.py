@@ -18,6 +18,7 @@ import msgspec
 from protocol.common.log_context import about
 from protocol.types import PrefixStatus
 from worker.core.commands import Command, DiskSpace, Fetched, Written
+from worker.core.memory_relief import Relief
 from worker.core.prefix.disk import DiskTier
 from worker.core.prefix.folder import Record, ledger_of
 from worker.core.prefix.index import BLOCK_TOKENS, Match, PrefixIndex, keep
@@ -27,7 +28,7 @@ from worker.core.prefix.write_budget import may_write
 from worker.core.rows import Phase, Row
 from worker.interfaces import Engine, Model
 from worker.process.device_errors import raise_if_device_failed
-from worker.values import CacheSegment, CacheSlice
+from worker.values import CacheSegment, CacheSlice, EngineRequest
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +78,8 @@ class PrefixStore:
     disk: DiskTier | None = None
     disk_max: int = 0
     disk_share: float = 1.0
+    ram_share: float = 1.0
+    """Share of `ram_max` that may be taken now."""
     _writing: dict[str, Item] = field(default_factory=dict)
     _reading: dict[str, Item] = field(default_factory=dict)
     _waiting: list[Row] = field(default_factory=list)
@@ -86,6 +89,17 @@ class PrefixStore:
     _is_silent: bool = False
     read_timeouts: int = 0
     """Number of rows whose wait for the disk timed out."""
+
+    def obey(self, command: Fetched | Written | DiskSpace, now: float) -> None:
+        """Take a reply of the disk tier; rows that waited for it alone go on."""
+        match command:
+            case Fetched(records):
+                for row in self.fetched(records, now):
+                    row.is_blocked = False
+            case Written(digest, file_bytes):
+                self.written(digest, file_bytes)
+            case DiskSpace():
+                self.fit_disk()
 
     # --- from the disk ---
 
@@ -122,6 +136,10 @@ class PrefixStore:
         for item in fresh:
             self._reading[item.digest] = item
             self.disk.read([item.digest], lambda records: self.post(Fetched(records)))
+
+    def known_tokens(self, request: EngineRequest) -> int:
+        """Return the length of a prompt's longest stored prefix."""
+        return self.index.find(request.tokens, salt=request.salt, limit=len(request.tokens) - 1).length
 
     def fetched(self, records: Mapping[str, Record | None], now: float) -> list[Row]:
         """Load blocks read from disk, and return the rows that wait for no more."""
@@ -194,7 +212,7 @@ class PrefixStore:
         is_cut = done or at in row.snapshot_positions
         if (is_cut or at - row.stored_upto >= KEPT_TOKENS_MIN) and at > row.stored_upto:
             self._store_row(row, row.tokens[:at], states=is_cut)
-            self.fit(self.ram_max)
+            self.fit(None)
             row.stored_upto = at
 
     def store_ended_row(self, row: Row) -> None:
@@ -210,7 +228,7 @@ class PrefixStore:
             self._store_row(row, tokens, states=True)
         # Without boundaries it is no conversation, which a next turn would continue.
         self._write(tokens, row.request.salt, ends_turn=is_decoding and bool(row.request.boundaries))
-        self.fit(self.ram_max)
+        self.fit(None)
 
     def _store_row(self, row: Row, tokens: tuple[int, ...], *, states: bool) -> None:
         salt, end = row.request.salt, len(tokens)
@@ -237,7 +255,17 @@ class PrefixStore:
 
     def fit(self, ram_max: int | None) -> None:
         """Evict prefixes beyond the memory limit. `ram_max`: the memory that rows leave."""
-        self.index.shrink_ram(self.ram_max if ram_max is None else min(self.ram_max, ram_max))
+        limit = self._ram_limit
+        self.index.shrink_ram(limit if ram_max is None else min(limit, ram_max))
+
+    def relieve(self, relief: Relief) -> None:
+        """Keep to what a stage of memory relief leaves to the cache from now on."""
+        self.ram_share = relief.cache_share
+        self.fit(0 if relief >= Relief.DROP_IDLE else None)
+
+    @property
+    def _ram_limit(self) -> int:
+        return int(self.ram_share * self.ram_max)
 
     def fit_disk(self) -> None:
         """Evict prefixes on disk beyond its limit, which shrinks when others fill the disk."""
@@ -309,7 +337,7 @@ class PrefixStore:
         return self.disk.name if self.disk is not None else ""
 
     def status(self) -> PrefixStatus:
-        status = self.index.status(ram_limit=self.ram_max, disk_limit=self._disk_limit())
+        status = self.index.status(ram_limit=self._ram_limit, disk_limit=self._disk_limit())
         status = msgspec.structs.replace(status, read_timeouts=self.read_timeouts)
         if self.disk is None:
             return status
