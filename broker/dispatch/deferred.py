@@ -121,7 +121,7 @@ def free_rows(dispatcher: Dispatcher, model: str | None) -> int:
     free = sum(
         max(0, worker.ready.running_max - len(dispatcher.present(worker)))
         for worker in serving
-        if worker.ready is not None and worker.model not in awaited
+        if worker.ready is not None and worker.model not in awaited and not worker.refuses_long
     )
     if model is None or serving or awaited:
         return max(free, model is None)

@@ -278,7 +278,7 @@ class Dispatcher:
         self.on_closed()
 
     def _has_room(self, worker: Worker, requests: Sequence[Request]) -> bool:
-        ready = worker.ready
+        ready = None if worker.refuses_long else worker.ready
         return ready is not None and self.admission.has_room(self.present(worker), ready, requests)
 
     def _is_there(self, worker: Worker) -> bool:

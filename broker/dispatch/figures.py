@@ -150,6 +150,13 @@ def _misses(model: ModelSnapshot) -> Counter[str]:
     return sums
 
 
+def _level(beat: Heartbeat) -> int:
+    level = beat.pressure.level if beat.pressure else ""
+    return _LEVELS.index(level) if level in _LEVELS else 0
+
+
+_LEVELS = ("none", "warning", "critical")
+
 MODEL_FIGURES: tuple[Figure[ModelSnapshot], ...] = (
     # Counted as messages and requests pass the gateway
     Figure("requests", "counter", "Requests finished, by task and end code.",
@@ -207,6 +214,8 @@ MODEL_FIGURES: tuple[Figure[ModelSnapshot], ...] = (
            lambda m: m.of_workers(each.device_bytes for each in m.resources)),
     Figure("worker_cache_bytes", "gauge", "Memory of KV caches and stored prefixes.",
            lambda m: m.of_workers(worker.cache_bytes for worker in m.workers)),
+    Figure("memory_pressure", "gauge", "Memory pressure of the machine: 0 none, 1 warning, 2 critical.",
+           lambda m: max(map(_level, m.beats), default=None)),
     Figure("rank_resident_bytes", "gauge", "Resident memory of each rank except rank 0.",
            lambda m: m.of_ranks(lambda rank: rank.resident_bytes), ("rank",)),
     Figure("rank_device_bytes", "gauge", "Device memory of each rank except rank 0.",

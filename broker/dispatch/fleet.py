@@ -122,6 +122,12 @@ class Worker:
         return (self.beat.cache_bytes if self.beat else 0) + (prefix.ram_bytes if prefix else 0)
 
     @property
+    def refuses_long(self) -> bool:
+        """Whether its machine is so short of memory that it refuses new long prompts."""
+        pressure = self.beat.pressure if self.beat else None
+        return pressure is not None and pressure.relief == "refuse_long"
+
+    @property
     def identity(self) -> str:
         return self.ready.identity if self.ready else ""
 

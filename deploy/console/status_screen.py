@@ -26,6 +26,12 @@ _STYLES = {
     "stalled": "red", "starving": "red", "failed": "red", "unloaded": "dim",
 }  # fmt: skip
 
+_RELIEF = {
+    "shrink": "caches shrink",
+    "drop_idle": "caches are emptied",
+    "refuse_long": "new long prompts are refused",
+}
+
 Document = Mapping[str, Any]
 
 Look = Callable[[], dict[str, Any]]
@@ -34,7 +40,7 @@ Look = Callable[[], dict[str, Any]]
 
 def screen(document: Document) -> RenderableType:
     """Return the whole screen."""
-    parts: list[RenderableType] = [_head(document), Text(), _models(document), *_failures(document)]
+    parts: list[RenderableType] = [_head(document), Text(), _models(document), *_alerts(document)]
     if document.get("requests"):
         parts += [Text(), _requests(document["requests"], several=len(document["models"]) > 1)]
     if (batches := document.get("batches")) and (batches["unfinished"] or batches["problem"]):
@@ -131,9 +137,16 @@ def _batches(batches: Document) -> list[RenderableType]:
     return [table, *problem]
 
 
-def _failures(document: Document) -> list[Text]:
-    """Return a line for each model whose last start failed."""
-    return [
+def _alerts(document: Document) -> list[Text]:
+    """Return a line for each model whose last start failed, and for the machines that are short of memory."""
+    told = [(worker["host"], worker.get("pressure") or {}) for worker in document["workers"]]
+    relieved = {(host, _RELIEF.get(pressure.get("relief", ""), "")) for host, pressure in told}
+    pressures = [
+        Text(f"memory pressure of {host or 'the machine'}: {relief}", "yellow")
+        for host, relief in sorted(relieved)
+        if relief
+    ]
+    return pressures + [
         Text(f"{model['model']}: {model['failure']}", "red")
         for model in document["models"]
         if model.get("failure")

@@ -191,6 +191,7 @@ def _worker(dispatcher: Dispatcher, worker: Worker, moment: StatusSnapshot) -> d
         "prefix": _summary([beat.prefix]) if beat and beat.prefix else None,
         "images": asdict(beat.images) if beat and beat.images else None,
         "drafts": _drafts(beat.drafts) if beat and beat.drafts else None,
+        "pressure": asdict(beat.pressure) if beat and beat.pressure else None,
         "preparation": _preparation(beat.preparation) if beat and beat.preparation else None,
         "rows": [_row(row) for row in beat.rows] if beat else [],
     }

@@ -13,7 +13,7 @@ from broker.dispatch.traffic import HttpCounters
 from deploy.console import status_screen
 from protocol.messages import Heartbeat, Loading
 from protocol.supervisor_messages import ModelState, ModelStates
-from protocol.types import PrefixStatus, RequestStatus, Resources
+from protocol.types import MemoryPressure, PrefixStatus, RequestStatus, Resources
 from tests.broker.dispatcher_line import SILENT_S, Line
 from tests.factories import accepted, events, finished, request, reused
 
@@ -100,6 +100,7 @@ def test_requests_are_shown_where_they_stand_and_what_became_of_the_last() -> No
             cache_bytes=2_500_000,
             rows=rows,
             resources=Resources(resident_bytes=7_000_000_000, uptime_s=65.0),
+            pressure=MemoryPressure(level="warning", relief="refuse_long"),
         ),
         finished("w", "chat-c"),
     )
@@ -119,6 +120,7 @@ def test_requests_are_shown_where_they_stand_and_what_became_of_the_last() -> No
     [worker] = [row for row in text.splitlines() if row.startswith("m ")]
     assert " ".join(worker.split()) == "m ready 1 m 5 s 2/4 1 8,192 7.0 GB 2 MB 2 EXIT 70"
     assert "1 tokens/s" in text
+    assert "the machine: new long prompts are refused" in text
 
 
 def test_batches_a_long_queue_and_a_model_that_is_away_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:

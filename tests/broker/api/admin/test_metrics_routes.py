@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from broker.api.admin.status_routes import REASONS_MAX
 from protocol.messages import Heartbeat
 from protocol.supervisor_messages import ModelState, ModelStates
-from protocol.types import PrefixStatus, PreparationStatus, RankMemory, Resources
+from protocol.types import MemoryPressure, PrefixStatus, PreparationStatus, RankMemory, Resources
 from tests.broker.application import House, house_with_worker
 from tests.factories import accepted, events, finished, request, reused
 
@@ -58,6 +58,7 @@ def use(house: House) -> None:
         resources=Resources(resident_bytes=1000, footprint_bytes=1500, device_bytes=2000, ranks=ranks),
         prefix=PrefixStatus(ram_bytes=10, ram_limit=20, disk_bytes=30, written_bytes=50, misses=misses),
         preparation=PreparationStatus(waiting=4, oldest_s=0.5, started=7, waited_s=2.5, refused=3),
+        pressure=MemoryPressure(level="critical", relief="drop_idle"),
     )  # fmt: skip
     line.say("w2", beat)
     line.dispatcher.dropped["gap"] += 1
@@ -78,6 +79,7 @@ async def test_metrics_are_counted_by_model(house: House) -> None:
     assert figure(told, "request_resumes_total", **model) == 1
     assert figure(told, "worker_losses_total", **model, reason="dead") == 1
     assert figure(told, "preparation_refused_total", **model) == 3
+    assert figure(told, "memory_pressure", **model) == 2
     assert figure(told, "rank_device_bytes", **model, rank="1") == 40
     assert figure(told, "worker_cache_bytes", **model) == 110
     assert figure(told, "prefix_cache_written_bytes_total", **model) == 50

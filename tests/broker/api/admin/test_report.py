@@ -14,6 +14,7 @@ from protocol.supervisor_messages import ModelState, ModelStates
 from protocol.types import (
     ExpertStatus,
     ImageStatus,
+    MemoryPressure,
     PrefixReuse,
     PrefixStatus,
     PreparationStatus,
@@ -130,6 +131,7 @@ def touch() -> dict[str, Any]:
         preparation=PreparationStatus(
             waiting=3, running=2, bytes=9, oldest_s=0.12345, started=8, waited_s=1.5
         ),
+        pressure=MemoryPressure(level="critical", relief="drop_idle"),
     )  # fmt: skip
     line.dispatcher.on_message("w", beat)
     line.clock.now += 2.5
@@ -160,6 +162,7 @@ def test_a_worker_is_told_with_what_it_last_said_of_itself() -> None:
         "waiting": 3, "running": 2, "bytes": 9, "oldest_s": 0.123, "started": 8, "waited_s": 1.5,
         "refused": 0, "cancelled": 0,
     }  # fmt: skip
+    assert worker.pop("pressure") == {"level": "critical", "relief": "drop_idle"}
     assert worker.pop("images") == {"bytes": 10, "bytes_max": 100, "kept": 2, "encoded": 3, "hits": 4}
     memory = {"resident_bytes": 21, "device_bytes": 22, "device_peak_bytes": 0, "device_spare_bytes": 0}
     memory["footprint_bytes"] = 0
