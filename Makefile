@@ -23,7 +23,7 @@ SMOLLM2 := .venv/models/smollm2
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.venv/bytecode
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test busy lint fmt bench fuzz soak zoo exactness conformance browser smollm2 lock formula
+.PHONY: serve test busy lint fmt bench fuzz soak zoo exactness conformance browser smollm2 lock formula release
 .DELETE_ON_ERROR:
 
 serve: $(INSTALLED)
@@ -84,6 +84,11 @@ lock: | $(UV)
 # The Homebrew formula in deploy/homebrew, with the packages of the lock.
 formula: $(INSTALLED) | $(UV)
 	@UV=$(UV) $(BIN)/python -m recipes.homebrew
+
+# Wheel, source, notes, constraints, formula and checksums, installed and served with each Python, and signed with
+# ARGS="--key ~/.ssh/id_ed25519". Nothing is published.
+release: $(INSTALLED) | $(UV)
+	@UV=$(UV) $(BIN)/python -m recipes.release $(ARGS)
 
 # --python throughout: an environment that happens to be active must stay as it is. The last step may build
 # nothing but this package, with the hatchling that the lock has just brought.

@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "agents": ("tests.conformance.agents", "npm"),
     "fuzz": ("tests.conformance.fuzz", None),
     "loads": ("tests.conformance.loads", None),
+    "newest": ("recipes.installed", None),
     "recipes": ("tests.conformance.recipes", None),
 }
 """Lanes that are commands and install what they need: the module, and a required program."""
