@@ -16,6 +16,7 @@ import hypothesis
 import psutil
 import pytest
 
+from tests import device
 from tests.broker.page import scripts
 from tests.browser import chromium
 from tests.oracle import Oracle
@@ -67,11 +68,11 @@ def _cores() -> int:
     return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Interleave test files that wait with files that compute, the long ones of both first.
-
-    This keeps the cores busy, and the last tests are short.
-    """
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what the device cannot do, and interleave test files that wait with files that compute, the
+    long ones of both first. This keeps the cores busy, and the last tests are short."""
+    items[:], lacking = device.split(items)
+    config.hook.pytest_deselected(items=lacking)
     root = Path(__file__).parent
     ranks = {folder: rank for rank, folder in enumerate((*_WAITING, *_COMPUTING))}
     folders = {item.path: item.path.relative_to(root).parts[0] for item in items}

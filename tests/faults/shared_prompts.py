@@ -224,7 +224,7 @@ def check(folder: Path, given: argparse.Namespace) -> list[str]:
     sizes = BRIEF_SIZES if given.brief else SIZES.get(given.model, SIZES_OF_FOLDER)
     steps = BRIEF_STEPS if given.brief else draw_steps(random.Random(given.seed), given.kills)
     streams = sizes.requests if given.brief else given.streams
-    flags = ["--speculation=auto"] if given.brief else []
+    flags = [*(["--speculation=auto"] if given.brief else []), *(["--exact"] if given.exact else [])]
     oracles = StoredOracle() if given.brief else Oracle()
     with oracles as oracle, full_server(folder, model, flags) as server:
         soak = Soak(server, model, sizes, given.seed, streams=streams, bound_s=given.bound)
@@ -248,6 +248,7 @@ if __name__ == "__main__":
         "--model": {"default": "dense", "help": f"{', '.join(SIZES)}, or a folder"},
         "--streams": STREAMS,
         "--brief": {"action": "store_true", "help": "a few short requests, with drafts"},
+        "--exact": {"action": "store_true", "help": "only passes that give what one row gives alone"},
         "--bound": {"type": float, "default": BOUND_S, "metavar": "SECONDS"},
     }
     run_program(__doc__, check, options)

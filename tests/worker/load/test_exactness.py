@@ -33,6 +33,9 @@ PROMPTS = [tuple((7 * row + 3 * place) % 90 + 1 for place in range(3 + row)) for
 TOKENS = 8
 
 
+pytestmark = pytest.mark.bfloat16
+
+
 def stopped() -> float:
     """A clock that stands still: a trial is never cut short on a slow machine."""
     return 0.0

@@ -89,7 +89,7 @@ def alone(name: str, folder: Path | None, job: Job) -> list[int]:
     [
         ("hybrid", RECIPES, play),
         ("sliding:4bit", (RECIPES[2], *RECIPES[5:]), play),  # layers, types, kinds; ranks are above
-        ("dense:bfloat16", RECIPES[:3], play),
+        pytest.param("dense:bfloat16", RECIPES[:3], play, marks=pytest.mark.bfloat16),
         ("qwen3_moe", EXPERTS, play_abreast),
         ("mixtral:4bit", EXPERTS[:4], play_abreast),
     ],

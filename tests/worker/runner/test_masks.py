@@ -50,7 +50,7 @@ def test_only_what_may_follow_counts_for_filters() -> None:
         assert sorted(set(tokens)) == kept.tolist(), way
 
 
-@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+@pytest.mark.parametrize("dtype", [mx.float32, pytest.param(mx.bfloat16, marks=pytest.mark.bfloat16)])
 def test_greedy_rows_draw_the_likeliest_that_may_follow(dtype: mx.Dtype) -> None:
     # Small logits in a narrow type: many round to the same log-probability, as they do upstream.
     logits = (0.01 * random_logits(64, vocabulary=4000)).astype(dtype)

@@ -57,7 +57,9 @@ def test_probed_attention_equals_upstream_attention(monkeypatch: pytest.MonkeyPa
     assert mx.abs(heard - attention).max().item() < 1e-4  # type: ignore[operator]
 
 
-@pytest.mark.parametrize(("leading", "dtype"), [(False, mx.float32), (True, mx.bfloat16)])
+@pytest.mark.parametrize(
+    ("leading", "dtype"), [(False, mx.float32), pytest.param(True, mx.bfloat16, marks=pytest.mark.bfloat16)]
+)
 def test_facts_that_the_answer_is_in_weigh_most(leading: bool, dtype: mx.Dtype) -> None:
     """Covers facts whose attention and answer are certain, and facts that matter only after others."""
     prompt = FactPrompt(TOKENS, 8, 1)

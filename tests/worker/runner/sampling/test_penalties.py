@@ -97,7 +97,7 @@ def test_tokens_beyond_the_vocabulary_are_passed_over() -> None:
     assert [sampler(logits, [4 + step]).tokens.item() for step in range(2)] == [2, 1]
 
 
-@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+@pytest.mark.parametrize("dtype", [mx.float32, pytest.param(mx.bfloat16, marks=pytest.mark.bfloat16)])
 def test_likelihoods_are_the_models_own_whatever_is_done_to_the_logits(dtype: mx.Dtype) -> None:
     draws = [
         SamplingParams(logprobs=0),

@@ -81,7 +81,7 @@ def test_seeds_and_positions_draw_independently() -> None:
         assert abs(sum(same) - len(same) / 100) < 5 * math.sqrt(len(same) / 100)
 
 
-@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+@pytest.mark.parametrize("dtype", [mx.float32, pytest.param(mx.bfloat16, marks=pytest.mark.bfloat16)])
 def test_greedy_rows_are_upstreams_argmax_with_other_neighbours_or_without(dtype: mx.Dtype) -> None:
     # Small logits in a narrow type: many round to the same log-probability.
     logits = (0.01 * random_logits(64, vocabulary=4000)).astype(dtype)
