@@ -9,6 +9,7 @@ from uuid import uuid4
 import anthropic
 import openai
 import pytest
+from openai.types.chat import ChatCompletionChunk
 from openai.types.responses import ResponseQueuedEvent
 
 from tests.faults.cutting_proxy import CuttingProxy, cutting
@@ -40,6 +41,10 @@ def key() -> dict[str, str]:
     return {"Idempotency-Key": str(uuid4())}
 
 
+def joined(chunks: list[ChatCompletionChunk]) -> str:
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+
+
 def test_openais_sdk_repeats_the_key_in_its_retries_and_the_answer_is_computed_once(
     system: System, proxy: CuttingProxy
 ) -> None:
@@ -69,22 +74,36 @@ def test_anthropics_sdk_repeats_the_key_in_its_retries(system: System, proxy: Cu
     assert tokens(system) - before == TOKENS + 1
 
 
-def test_a_stream_that_is_cut_is_read_again_by_its_key(system: System, proxy: CuttingProxy) -> None:
+def test_a_stream_that_is_cut_is_read_again_by_its_key_or_on_by_its_id(
+    system: System, proxy: CuttingProxy
+) -> None:
     before, headers = tokens(system), key()
     proxy.cuts = [2500]
+    had: list[ChatCompletionChunk] = []
     with openais(proxy.port) as client:
 
         def read() -> str:
+            had.clear()
             chunks = client.chat.completions.create(
                 model="fake",
                 messages=[{"role": "user", "content": PROMPT}],
                 stream=True,
                 extra_headers=headers,
             )
-            return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+            for chunk in chunks:
+                had.append(chunk)
+            return joined(had)
 
         with pytest.raises((openai.APIError, Exception), match=r"(?i)peer|connection|closed|incomplete"):
             read()
+        rest = client.get(
+            f"/chat/completions/{had[0].id}/stream",
+            cast_to=ChatCompletionChunk,
+            options={"params": {"starting_after": len(had)}},
+            stream=True,
+            stream_cls=openai.Stream[ChatCompletionChunk],
+        )
+        assert joined([*had, *rest]) == TEXT
         assert read() == TEXT
     assert tokens(system) - before == TOKENS + 1
 
