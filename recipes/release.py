@@ -37,6 +37,18 @@ SIGN_S_MAX = 120.0
 """Time to sign, in which a passphrase may be typed."""
 
 
+_INSTALL = """
+## Install and verify
+
+    pip install -c constraints.txt mlx-roundhouse=={version}
+    uv tool install mlx-roundhouse=={version} -c constraints.txt --excludes excludes.txt  # the lightest
+    pip install --no-deps --require-hashes -r requirements.txt && pip install --no-deps *.whl
+    shasum -a 256 --check SHA256SUMS
+    ssh-keygen -Y verify -f allowed_signers -I roundhouse -n file -s SHA256SUMS.sig < SHA256SUMS
+"""
+"""The end of the notes. `allowed_signers`: `roundhouse` and the public key, which a release cannot vouch for."""
+
+
 class ReleaseError(Exception):
     """There is no release; the message says why."""
 
@@ -158,7 +170,7 @@ def main() -> None:
     shutil.copy(EXCLUDES, folder)
     homebrew.write(folder / "roundhouse.rb", uv, wheel)
     notes, is_final = notes_of(CHANGELOG.read_text(), version)
-    (folder / "NOTES.md").write_text(notes + "\n")
+    (folder / "NOTES.md").write_text(notes + "\n" + _INSTALL.format(version=version))
     for python in given.python or pythons():
         print(check(uv, python, requirements, wheel), flush=True)
     (folder / SUMS).write_text(sums_of(sorted(folder.iterdir())))
