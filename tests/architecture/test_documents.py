@@ -34,7 +34,7 @@ OF_COMMANDS = {
     "--once", "--json", "--system", "--yes", "--no-history", "--max-concurrent", "--concurrency",
     "--prompt-tokens", "--shared-tokens", "--compare", "--rounds", "--rate", "--requests", "--no-keep-awake",
     # of other programs
-    "--auth-type", "--branch", "--from", "--hf-path", "--user",
+    "--auth-type", "--branch", "--excludes", "--from", "--hf-path", "--user",
     "--over", "--auto-setup", "--output-hostfile", "--hostfile",
 }  # fmt: skip
 
