@@ -163,9 +163,7 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, rename=public_name, omit
     ] = None
     prefix_cache_ram: Annotated[
         Size | None,
-        Meta(
-            description="memory for the prefix cache; 0: no prefix cache (default: a part of the free memory)"
-        ),
+        Meta(description="memory for the prefix cache; 0: no prefix cache (default: what requests leave)"),
     ] = None
     prefix_cache_disk: Annotated[
         Size, Meta(description="disk space for the prefix cache, which survives restarts; 0: none")

@@ -107,6 +107,8 @@ class EngineCore:
         self._adapters = AdapterChanges(
             self.model, self.scheduler, self.publisher, self.context_length, self.on_adapters
         )
+        if self.store:
+            self.store.spare = partial(self.scheduler.reservations.spare, 0)
 
     def run(self) -> None:
         """Run until `Stop`. Raises `EngineKeepsFailing`, `RowStarved` and `DeviceError`."""

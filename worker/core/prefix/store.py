@@ -46,7 +46,7 @@ _RAM_DEFAULT = 2**30
 
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
-    """Limits in bytes: in memory (None: a quarter of the memory for caches), and on disk, in `folder`, where
+    """Limits in bytes: in memory (None: all that rows leave), and on disk, in `folder`, where
     at most `disk_share` of the free space is taken."""
 
     ram: int | None
@@ -80,6 +80,8 @@ class PrefixStore:
     disk_share: float = 1.0
     ram_share: float = 1.0
     """Share of `ram_max` that may be taken now."""
+    spare: Callable[[], int | None] = lambda: None
+    """Returns the memory that rows leave by what they have reserved; None: without limit."""
     _writing: dict[str, Item] = field(default_factory=dict)
     _reading: dict[str, Item] = field(default_factory=dict)
     _waiting: list[Row] = field(default_factory=list)
@@ -212,7 +214,7 @@ class PrefixStore:
         is_cut = done or at in row.snapshot_positions
         if (is_cut or at - row.stored_upto >= KEPT_TOKENS_MIN) and at > row.stored_upto:
             self._store_row(row, row.tokens[:at], states=is_cut)
-            self.fit(None)
+            self.fit(self.spare())
             row.stored_upto = at
 
     def store_ended_row(self, row: Row) -> None:
@@ -228,7 +230,7 @@ class PrefixStore:
             self._store_row(row, tokens, states=True)
         # Without boundaries it is no conversation, which a next turn would continue.
         self._write(tokens, row.request.salt, ends_turn=is_decoding and bool(row.request.boundaries))
-        self.fit(None)
+        self.fit(self.spare())
 
     def _store_row(self, row: Row, tokens: tuple[int, ...], *, states: bool) -> None:
         salt, end = row.request.salt, len(tokens)
@@ -356,7 +358,7 @@ def open_store(model: Model, limits: StoreLimits, post: Callable[[Command], None
         return None
     ram_max = limits.ram
     if ram_max is None:
-        ram_max = _RAM_DEFAULT if facts.cache_bytes_max is None else facts.cache_bytes_max // 4
+        ram_max = _RAM_DEFAULT if facts.cache_bytes_max is None else facts.cache_bytes_max
     disk = None
     if limits.disk and facts.fingerprint:
         disk = DiskTier(

@@ -155,3 +155,20 @@ def test_a_row_that_ends_between_its_resume_and_the_next_step_stores_what_its_ca
     house.run()
     assert cached(house, "next") == len(whole) - 1
     assert house.engine.breaches == []
+
+
+def test_prefixes_of_ended_rows_take_only_what_running_ones_leave() -> None:
+    house = _house(DENSE, bytes_max=60_000)
+    house.submit("long", *range(1, 60), prompt=900)
+    house.submit("short", 5, tokens=tokens(1, 1200))
+    beyond: list[int] = []
+
+    def check(kind: str, size: int) -> None:
+        spare = house.loop.scheduler.reservations.spare(0)
+        assert house.store is not None
+        assert spare is not None
+        beyond.append((house.store.index.ram_bytes - spare) * (kind == "step"))
+
+    house.engine.takes = check
+    house.run()
+    assert max(beyond) <= 0
