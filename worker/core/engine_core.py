@@ -231,7 +231,9 @@ class EngineCore:
         self.counters.cache_bytes = self.model.engine.cache_bytes()
         plan = self.scheduler.plan(self.counters.cache_bytes)
         if self.store:
-            self.store.fit(self.scheduler.reservations.spare(self.counters.cache_bytes))
+            matches = [chunk.match for group in plan.groups for chunk in group if chunk.match]
+            spare = self.scheduler.reservations.spare(self.counters.cache_bytes)
+            self.store.fit(spare, matches, self.scheduler.decoding)
         self._count_rows()  # a row stuck in prefill is reported as running
         for row in plan.preempted:
             log.info("%s: preempted at %d tokens", row.id, row.length, extra=about(row.id))

@@ -10,6 +10,7 @@ from enum import StrEnum
 from protocol.types import BATCH_PRIORITY, PrefixReuse
 from worker.core.drafts import RowDrafts
 from worker.core.prefix.index import Match
+from worker.core.prefix.tree import Item
 from worker.interfaces import OutputProcessor
 from worker.values import EngineRequest, ImageInput
 
@@ -66,6 +67,8 @@ class Row:
     """What was restored when it first ran."""
     stored_upto: int = 0
     """Length up to which its prefix is stored."""
+    stored: Item | None = None
+    """The last item that was stored of it."""
     snapshot_positions: list[int] = field(default_factory=list)
     """Positions, in order, at which it must be stored."""
     seen: tuple[int, Match] | None = None

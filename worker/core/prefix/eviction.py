@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from worker.core.prefix.tree import Item, Snapshot
@@ -78,6 +78,10 @@ class Tier:
             self._queue = [(rank(item), next(self._numbers), item) for item in there]
             heapq.heapify(self._queue)
         heapq.heappush(self._queue, (rank(item), next(self._numbers), item))
+
+    def among(self, limit: int, items: Iterable[Item]) -> Iterator[Item]:
+        """Iterate over those of `items` that are in this tier, until at most `limit` bytes remain."""
+        return (item for item in items if self.bytes > limit and self.has(item))
 
     def excess(self, limit: int) -> Iterator[Item]:
         """Iterate over items to evict until at most `limit` bytes or only held items remain.

@@ -272,18 +272,24 @@ class PrefixIndex:
 
     # --- memory and disk ---
 
-    def shrink_ram(self, limit: int) -> list[Item]:
+    def shrink_ram(self, limit: int, copied: Iterable[Item] = ()) -> list[Item]:
         """Shrink the memory tier to `limit` bytes. Returns the items dropped from memory. Those without a
-        file are removed with their descendants."""
+        file are removed with their descendants. `copied`: the last items of prefixes that are elsewhere as
+        well; they and those before them that no other prompt shares are evicted first."""
         gone: list[Item] = []
-        for item in self._ram.excess(limit) if self._ram.bytes > limit else ():
+        if self._ram.bytes <= limit:
+            return gone
+        lonely = (
+            item
+            for last in copied
+            for item in (last, *(block for block, _ in path_to(last)))
+            if not (item.is_shared or item.holds or item.is_pinned)
+        )
+        for item in self._ram.among(limit, lonely):
+            gone += self._unload(item)
+        for item in self._ram.excess(limit):
             self._grow_old(item)
-            if item.disk_bytes:
-                item.payload = None
-                self._ram.take(item)
-                gone.append(item)
-            else:
-                gone += self._remove(item)
+            gone += self._unload(item)
         self.version += bool(gone)
         return gone
 
@@ -378,6 +384,14 @@ class PrefixIndex:
         for tier in (self._ram, self._disk):
             if superseded is not None and tier.has(superseded):
                 tier.push(superseded)
+
+    def _unload(self, item: Item) -> list[Item]:
+        """Drop an item from memory; without a file it is removed. Returns the items dropped."""
+        if not item.disk_bytes:
+            return self._remove(item)
+        item.payload = None
+        self._ram.take(item)
+        return [item]
 
     def _remove(self, item: Item) -> list[Item]:
         """Remove an item and its descendants. Returns them."""

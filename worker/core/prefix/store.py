@@ -248,6 +248,7 @@ class PrefixStore:
             raise_if_device_failed(error)
             log.exception("%s: its cache cannot be stored", row.id, extra=about(row.id))
             return
+        row.stored = stored[-1] if stored else row.stored
         if not stored:
             return
         if row.request.pin and row.request.boundaries:
@@ -255,10 +256,21 @@ class PrefixStore:
 
     # --- bounds ---
 
-    def fit(self, ram_max: int | None) -> None:
-        """Evict prefixes beyond the memory limit. `ram_max`: the memory that rows leave."""
-        limit = self._ram_limit
-        self.index.shrink_ram(limit if ram_max is None else min(limit, ram_max))
+    def fit(self, ram_max: int | None, matches: Iterable[Match] = (), rows: Iterable[Row] = ()) -> None:
+        """Evict prefixes beyond the memory limit. `ram_max`: the memory that rows leave.
+
+        `matches`: about to be restored, and not evicted. They and the rows' caches exceed the limit for a
+        moment, as does a row's copy when it ends; otherwise a conversation that takes more than half of the
+        memory would be computed again at each turn. `rows`: those that decode. What they alone use is evicted
+        first, because it is in their caches, from which it is stored again when they end.
+        """
+        limit = self._ram_limit if ram_max is None else min(self._ram_limit, ram_max)
+        if self.index.ram_bytes <= limit:
+            return
+        held = [item for match in matches for item in match.items]
+        self.index.hold(held)
+        self.index.shrink_ram(limit, [row.stored for row in rows if row.stored])
+        self.index.release(held)
 
     def relieve(self, relief: Relief) -> None:
         """Keep to what a stage of memory relief leaves to the cache from now on."""

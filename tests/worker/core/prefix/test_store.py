@@ -172,3 +172,33 @@ def test_prefixes_of_ended_rows_take_only_what_running_ones_leave() -> None:
     house.engine.takes = check
     house.run()
     assert max(beyond) <= 0
+
+
+def test_a_conversation_that_takes_most_of_the_memory_is_not_computed_again() -> None:
+    house, prompt = _house(DENSE, bytes_max=69_500), tokens(1, 1500)
+    house.submit("first", 5, tokens=prompt)
+    house.run()
+    house.submit("second", 5, tokens=(*prompt, 5, END, *tokens(2, 9000)))
+    house.run()
+    assert cached(house, "second") == 1502
+
+
+def test_what_a_decoding_row_has_of_its_own_is_evicted_first_and_stored_again() -> None:
+    shared, own = tokens(1, 600), tokens(2, 600)
+    house = _house(DENSE, bytes_max=10**6)
+    house.submit("other", 5, tokens=(*shared, *tokens(3, 600)))
+    house.submit("row", *range(1, 40), tokens=(*shared, *own))
+    assert house.store is not None
+    store, index, lengths = house.store, house.store.index, list[int]()
+
+    def squeeze() -> None:
+        rows = [row for row in house.loop.scheduler.decoding if row.id == "row"]
+        store.fit(index.ram_bytes - 1, rows=rows)
+        for prompt in ((*shared, *tokens(3, 600)), (*shared, *own)):
+            lengths.append(index.find(prompt, limit=1200).length)
+
+    house.engine.at["step", 30] = squeeze
+    house.run()
+    assert lengths[0] == 1200
+    assert 600 <= lengths[1] < 1200
+    assert index.find((*shared, *own), limit=1200).length == 1200
