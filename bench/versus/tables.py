@@ -59,7 +59,7 @@ TABLES = {
     ),
     "together": Table("Unequal chats that come together.", {"first": (), "done": (), "longest": ()}),
     "decode": Table("Unequal chats that decode together.", {"rate": ()}),
-    "alone": Table("One request at a time.", {"first16": (), "first512": ()}),
+    "alone": Table("Single requests.", {"first16": (), "first512": ()}),
     "throughput": Table(
         "Prompts of 126 tokens, or an image each.",
         {"rate": (1, 16, 64), "first": (16,), "gap99": (16,)},
