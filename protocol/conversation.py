@@ -31,11 +31,13 @@ _options: msgspec.msgpack.Decoder[dict[str, Any]] = msgspec.msgpack.Decoder(dict
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A conversation. `messages`: None if the request has a prompt. `options`: chat template arguments."""
+    """A conversation. `messages`: None if the request has a prompt. `late_tools`: callable, but not for the
+    template. `options`: chat template arguments."""
 
     messages: Sequence[Mapping[str, Any]] | None = None
     tools: Sequence[Mapping[str, Any]] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    late_tools: Sequence[Mapping[str, Any]] = ()
 
 
 def pack(value: object) -> Raw:
@@ -54,6 +56,7 @@ def unpack(request: Generate) -> Conversation:
             messages=None if request.messages is UNSET else _messages.decode(request.messages),
             tools=None if request.tools is UNSET else _messages.decode(request.tools),
             options={} if request.template_kwargs is UNSET else _options.decode(request.template_kwargs),
+            late_tools=() if request.late_tools is UNSET else _messages.decode(request.late_tools) or (),
         )
     # Garbage inside a string surfaces as UnicodeDecodeError, deep nesting as RecursionError.
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -70,4 +73,5 @@ def ends_with_prefill(messages: Sequence[Mapping[str, Any]]) -> bool:
 
 def packed_bytes(request: Generate) -> int:
     """Return the size of the packed messages and tools in bytes, without the options."""
-    return sum(memoryview(part).nbytes for part in (request.messages, request.tools) if part is not UNSET)
+    parts = (request.messages, request.tools, request.late_tools)
+    return sum(memoryview(part).nbytes for part in parts if part is not UNSET)

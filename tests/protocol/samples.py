@@ -34,6 +34,7 @@ _CONVERSATION = [
 _PACKED: dict[str, object] = {
     "messages": _CONVERSATION,
     "tools": [{"type": "function", "function": {"name": "switch", "parameters": {"type": "object"}}}],
+    "late_tools": [{"type": "function", "function": {"name": "signal"}}],
     "template_kwargs": {"enable_thinking": False, "budget": 1.5, "nothing": None},
     "texts": ["駅はどこ?", [1, 151643]],
 }
