@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
@@ -97,10 +97,12 @@ ToolChoice = Literal["none", "auto", "required"] | Choice
 
 @dataclass(frozen=True, slots=True)
 class ToolOffer:
-    """`tools`: definitions for the chat template. `calling`: constraint on calls; None: unconstrained."""
+    """`tools`: definitions for the chat template. `late`: those that a message has (`defined`). `calling`:
+    constraint on calls; None: unconstrained."""
 
     tools: list[dict[str, Any]]
     calling: ToolCallConstraint | None = None
+    late: list[dict[str, Any]] = field(default_factory=list)
 
 
 class ToolChoicePolicy(NamedTuple):
@@ -111,16 +113,22 @@ class ToolChoicePolicy(NamedTuple):
     name: str = ""
 
 
-def offer(tools: Sequence[Tool], choice: ToolChoice | None, *, single: bool) -> ToolOffer:
-    """Return the offer for a client's tools. `single`: allow at most one call.
+def offer(
+    tools: Sequence[Tool], choice: ToolChoice | None, *, single: bool, late: Collection[str] = ()
+) -> ToolOffer:
+    """Return the offer for a client's tools. `single`: allow at most one call. `late`: names of those that a
+    message defines.
 
     Raises `RequestError` naming the parameter at fault.
     """
     functions = list(_functions(tools))
-    return grant(functions, _wish(choice, frozenset(f.name for f in functions)), single=single)
+    wish = _wish(choice, frozenset(f.name for f in functions))
+    return grant(functions, wish, single=single, late=late)
 
 
-def grant(functions: Sequence[FunctionTool], wish: ToolChoicePolicy, *, single: bool) -> ToolOffer:
+def grant(
+    functions: Sequence[FunctionTool], wish: ToolChoicePolicy, *, single: bool, late: Collection[str] = ()
+) -> ToolOffer:
     """Return the offer for `functions`. Raises `RequestError` if a call is required and none is possible."""
     offered = [f for f in functions if wish.allowed is None or f.name in wish.allowed]
     if wish.required and not offered:
@@ -132,8 +140,15 @@ def grant(functions: Sequence[FunctionTool], wish: ToolChoicePolicy, *, single: 
         strict=[function.name for function in offered if function.strict],
     )
     return ToolOffer(
-        [_shown(f) for f in offered], calling if offered and calling != ToolCallConstraint() else None
+        [_shown(f) for f in offered if f.name not in late],
+        calling if offered and calling != ToolCallConstraint() else None,
+        [_shown(f) for f in offered if f.name in late],
     )
+
+
+def defined(function: FunctionTool) -> str:
+    """Return a function's definition as the text of the message behind which it can be called."""
+    return msgspec.json.encode(_shown(function)["function"]).decode()
 
 
 def _functions(tools: Sequence[Tool]) -> Iterator[FunctionTool]:

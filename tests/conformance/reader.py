@@ -8,7 +8,7 @@ import argparse
 import json
 import re
 from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -144,7 +144,7 @@ class Preparer:
     def prepare(
         self, request: Generate, media: Sequence[bytes], cancel_token: CancelToken = NEVER
     ) -> EngineRequest:
-        conversation = unpack(request)
+        conversation = _whole(unpack(request))
         print(json.dumps({"tools": conversation.tools, "messages": conversation.messages}), flush=True)
         tokens = _tokens(conversation)
         if len(tokens) >= self.context_length:
@@ -166,6 +166,12 @@ class Preparer:
         self, request: Generate, media: Sequence[bytes], cancel_token: CancelToken = NEVER
     ) -> Tokenized:
         return Tokenized(request.id, len(_tokens(unpack(request))))
+
+
+def _whole(conversation: Conversation) -> Conversation:
+    """Return a conversation with its late tools among the others."""
+    tools = [*(conversation.tools or ()), *conversation.late_tools]
+    return replace(conversation, tools=tools or None, late_tools=())
 
 
 def _tokens(conversation: Conversation) -> tuple[int, ...]:

@@ -79,8 +79,8 @@ class Prompt(ReasoningParameters, kw_only=True):
 def offered_tools(prompt: Prompt) -> list[FunctionTool]:
     """Return the functions that can be called: those of the body, with the changes of its messages.
 
-    A change reorders nothing, so that the prompt keeps its beginning. `defer_loading` has no effect: no tool
-    waits for a search that does not run here. Raises `RequestError` naming the parameter at fault.
+    A change reorders nothing, so that the prompt keeps its beginning. Raises `RequestError` naming the
+    parameter at fault.
     """
     tools: dict[str | None, Tool] = {}
     removed: set[str] = set()

@@ -14,13 +14,15 @@ from broker.dialects.tools import ToolName
 
 
 class Tool(Struct):
-    """A tool. `display_width_px`, `display_height_px`, `enable_zoom`: of type `computer_…`."""
+    """A tool. `defer_loading`: it is in the prompt only where a message refers to it. `display_width_px`,
+    `display_height_px`, `enable_zoom`: of type `computer_…`."""
 
     name: ToolName | None = None
     type: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
+    defer_loading: bool | None = None
     display_width_px: int | None = None
     display_height_px: int | None = None
     enable_zoom: bool | None = None
@@ -83,7 +85,7 @@ class ToolUseBlock(Struct, tag_field="type", tag="tool_use"):
 
 
 class ToolReferenceBlock(Struct, tag_field="type", tag="tool_reference"):
-    """A tool found by tool search; its definition is in the body like any other."""
+    """A tool found by tool search, whose definition is in the body."""
 
     tool_name: str
 

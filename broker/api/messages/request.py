@@ -9,6 +9,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from broker.api.messages.body import Body, Prompt, ToolChoice, offered_tools
+from broker.api.messages.conversation import late_tools
 from broker.dialects import tools
 from broker.dialects.body import encode
 from broker.dialects.normalize import prompt_end_options
@@ -50,7 +51,7 @@ def count(prompt: Prompt, messages: Messages, media: list[Media], *, id: str, in
 
 
 def _prompt(prompt: Prompt, messages: Messages, media: list[Media], *, id: str, incarnation: str) -> Generate:
-    shown = _offer(prompt).tools
+    offered = _offer(prompt)
     wishes = prompt.reasoning_options.template_kwargs | prompt_end_options(
         messages, continues=ends_with_prefill(messages), opens=None
     )
@@ -59,7 +60,8 @@ def _prompt(prompt: Prompt, messages: Messages, media: list[Media], *, id: str, 
         id=id,
         sampling=Sampling(seed=0),
         messages=pack(messages),
-        tools=pack(shown) if shown else UNSET,
+        tools=pack(offered.tools) if offered.tools else UNSET,
+        late_tools=pack(offered.late) if offered.late else UNSET,
         template_kwargs=pack(wishes) if wishes else UNSET,
         media=media,
     )
@@ -80,7 +82,8 @@ def _offer(prompt: Prompt) -> ToolOffer:
     functions = offered_tools(prompt)
     choice = prompt.tool_choice or ToolChoice("auto")
     single = bool(choice.disable_parallel_tool_use)
-    return offer([tools.Tool(function=function) for function in functions], _wish(choice), single=single)
+    listed = [tools.Tool(function=function) for function in functions]
+    return offer(listed, _wish(choice), single=single, late=late_tools(prompt))
 
 
 def _wish(choice: ToolChoice) -> tools.ToolChoice:

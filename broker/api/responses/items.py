@@ -25,7 +25,7 @@ from broker.api.responses.content import (
     unseal,
     wrong,
 )
-from broker.api.responses.tools import PlacedTools, definitions, flat_name
+from broker.api.responses.tools import PlacedTools, definition_lines, flat_name
 from broker.dialects.body import convert
 from broker.dialects.foreign import result_text, summary_message
 from broker.dialects.reasoning import Reasoning
@@ -214,14 +214,16 @@ class AdditionalTools(InputItem):
 
 
 class ToolSearchOutput(AdditionalTools):
-    """Result of a tool search: the tools that it found, which are offered from here on."""
+    """Result of a tool search: the tools that it found, which are offered from here on and defined here, because
+    a change of the tools at the beginning would change the prompt from its start."""
 
     call_id: str | None = None
     id: str | None = None
 
     def pieces(self, place: str) -> Iterator[Piece]:
-        found = [flat_name(*one.split) for one in definitions(self.tools, f"{place}.")]
-        yield _result(self.call_id or "", f"Loaded tools: {', '.join(found) or 'none'}")
+        yield _result(
+            self.call_id or "", f"Loaded tools:\n{definition_lines(self.tools, f'{place}.') or 'none'}"
+        )
 
 
 class ReasoningText(Struct):
@@ -361,6 +363,8 @@ def messages(items: Sequence[Placed]) -> list[dict[str, Any]]:
     for place, item in read(items):
         if isinstance(item, CompactionItem) and any(item.pieces(place)):
             spoken = [one for one in spoken if isinstance(one, dict) and one["role"] != "tool"]
+        if type(item) is AdditionalTools and any(isinstance(one, _Turn) for one in spoken):
+            spoken.append({"role": "system", "content": definition_lines(item.tools, f"{place}.")})
         for piece in item.pieces(place):
             if not isinstance(piece, AssistantPiece):
                 spoken.append(piece)
@@ -374,7 +378,20 @@ def messages(items: Sequence[Placed]) -> list[dict[str, Any]]:
 
 def additional_tools(items: Sequence[Placed]) -> list[PlacedTools]:
     """Return the tools that items carry, in order. Raises as `messages`."""
-    return [(f"{place}.", item.tools) for place, item in read(items) if isinstance(item, AdditionalTools)]
+    found: list[PlacedTools] = []
+    is_answered = False
+    for place, item in read(items):
+        if isinstance(item, CompactionItem) and any(item.pieces(place)):
+            found, is_answered = [tools._replace(is_late=False) for tools in found], False
+        elif isinstance(item, AdditionalTools):
+            found.append(PlacedTools(f"{place}.", item.tools, is_answered))
+        is_answered = is_answered or _is_of_model(item)
+    return found
+
+
+def _is_of_model(item: InputItem) -> bool:
+    is_message = isinstance(item, Message) and item.role == "assistant"
+    return is_message or isinstance(item, Call | CustomCall | ReasoningItem | AgentReasoning | ToolRecordItem)
 
 
 def read(items: Sequence[Placed]) -> Iterator[tuple[str, InputItem]]:

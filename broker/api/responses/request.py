@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from broker.api.responses.body import Body, Format, Text
 from broker.api.responses.items import ConfigurationUpdate, Placed, additional_tools, messages, read
 from broker.api.responses.output import OutputStyle
-from broker.api.responses.tools import ResponsesToolOffer, offer, tool_document
+from broker.api.responses.tools import PlacedTools, ResponsesToolOffer, offer, tool_document
 from broker.dialects.body import encode, wrong
 from broker.dialects.normalize import Conversation, normalize
 from broker.dialects.parameters import sampling, sparse_of, stop_strings, token_limit
@@ -36,7 +36,7 @@ def conversation(body: Body, items: Sequence[Placed], *, system_in_place: bool) 
 
 def offered(body: Body, items: Sequence[Placed]) -> ResponsesToolOffer:
     """Return the offer of the tools in the body and in `items`. Raises `RequestError`."""
-    groups = [("", body.tools or []), *additional_tools(items)]
+    groups = [PlacedTools("", body.tools or []), *additional_tools(items)]
     return offer(groups, body.tool_choice, single=body.parallel_tool_calls is False)
 
 
@@ -68,6 +68,7 @@ def generate(
         sampling=sampling(body, body.logprobs),
         messages=pack(messages),
         tools=pack(offer.shown) if offer.shown else UNSET,
+        late_tools=pack(offer.late) if offer.late else UNSET,
         template_kwargs=pack(reasoning.template_kwargs) if reasoning.template_kwargs else UNSET,
         media=media,
         stop=stop_strings(body),

@@ -15,13 +15,22 @@ from msgspec.structs import replace
 
 from broker.api.responses.builtin_tools import CALL_ITEMS, function_of
 from broker.dialects.body import convert, wrong
-from broker.dialects.tools import CustomTool, FunctionTool, ToolChoicePolicy, grant
+from broker.dialects.tools import CustomTool, FunctionTool, ToolChoicePolicy, defined, grant
 from protocol.errors import RequestError
 from protocol.types import ToolCallConstraint
 
 Described = Mapping[str, Any]
-PlacedTools = tuple[str, Sequence[Described]]
-"""What stands before `tools` in the place of these tools, such as `input[2].`, and the tools."""
+
+
+class PlacedTools(NamedTuple):
+    """Tools. `within`: what stands before `tools` in their place, such as `input[2].`. `is_late`: they came behind
+    an answer, where a message defines them."""
+
+    within: str
+    tools: Sequence[Described]
+    is_late: bool = False
+
+
 CALLABLE = ("function", "custom", *CALL_ITEMS)
 """Types of tools that are offered as a function."""
 
@@ -64,7 +73,7 @@ class _Named(Struct):
 
 @dataclass(frozen=True, slots=True)
 class ResponsesToolOffer:
-    """`shown`: definitions for the chat template. `calling`: constraint on calls; None: unconstrained.
+    """`shown`: definitions for the chat template. `late`: those that a message has. `calling`: constraint on calls; None: unconstrained.
     `namespaces`: namespace and name by flat name. `customs`: flat names of the custom tools. `builtins`:
     names of the functions that stand for built-in tools."""
 
@@ -73,6 +82,7 @@ class ResponsesToolOffer:
     namespaces: Mapping[str, QualifiedName]
     customs: frozenset[str] = frozenset()
     builtins: frozenset[str] = frozenset()
+    late: Sequence[dict[str, Any]] = ()
 
 
 def offer(
@@ -81,17 +91,25 @@ def offer(
     """Return the offer. `groups`: the tools of the body, then those of its items, which never reorder
     earlier ones. `single`: allow at most one call. Raises `RequestError` naming the parameter at fault."""
     found: dict[str, OfferableTool] = {}
-    for within, tools in groups:
+    late: set[str] = set()
+    for within, tools, is_late in groups:
         listed: dict[str, OfferableTool] = {}
         for one in definitions(tools, within):
             listed.setdefault(flat_name(*one.split), one)
+        late |= listed.keys() - found.keys() if is_late and found else set()
         found |= listed  # a later list may define a tool anew, which keeps its position
     named = [replace(one.function, name=name) for name, one in found.items()]
-    granted = grant(named, _wish(choice, found), single=single)
+    granted = grant(named, _wish(choice, found), single=single, late=late)
     namespaces = {name: one.split for name, one in found.items() if one.split.namespace}
     customs = frozenset(name for name, one in found.items() if one.kind == "custom")
     builtins = frozenset(name for name, one in found.items() if one.kind == name and name in CALL_ITEMS)
-    return ResponsesToolOffer(granted.tools, granted.calling, namespaces, customs, builtins)
+    return ResponsesToolOffer(granted.tools, granted.calling, namespaces, customs, builtins, granted.late)
+
+
+def definition_lines(tools: Sequence[Described], within: str) -> str:
+    """Return the definitions of tools as the text of a message."""
+    found = definitions(tools, within)
+    return "\n".join(defined(replace(one.function, name=flat_name(*one.split))) for one in found)
 
 
 class OfferableTool(NamedTuple):

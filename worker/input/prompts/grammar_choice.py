@@ -306,7 +306,7 @@ def _explained(reason: str) -> str:
 def offered(conversation: Conversation) -> list[ToolSchema]:
     """Return the tools that an answer may call."""
     found = []
-    for tool in conversation.tools or ():
+    for tool in (*(conversation.tools or ()), *conversation.late_tools):
         described = tool.get("function", tool)
         if isinstance(described, Mapping) and isinstance(described.get("name"), str):
             found.append(ToolSchema(described["name"], described.get("parameters")))

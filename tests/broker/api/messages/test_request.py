@@ -324,24 +324,47 @@ SEARCH = change("addition", type="tool_definition", definition={"type": "web_sea
 
 
 @pytest.mark.parametrize(
-    ("changes", "names"),
+    ("changes", "names", "late"),
     [
-        ([], ["look", "later"]),
-        ([ADD, *MCP, SEARCH], ["look", "later"]),
-        ([CUT], ["later"]),
-        ([CUT, ADD], ["look", "later"]),
-        ([DEFINE], ["look", "later", "spy"]),
-        ([DEFINE, change("removal", type="tool_reference", name="spy")], ["look", "later"]),
-        ([change("addition", type="tool_definition", definition=SPY | {"name": "look"})], ["look", "later"]),
-        ([block("compaction", content="s", tool_changes=[CUT, DEFINE])], ["later", "spy"]),
+        ([], ["look"], ["later"]),
+        ([ADD, *MCP, SEARCH], ["look"], ["later"]),
+        ([CUT], ["later"], []),
+        ([CUT, ADD], ["look"], ["later"]),
+        ([DEFINE], ["look"], ["later", "spy"]),
+        ([DEFINE, change("removal", type="tool_reference", name="spy")], ["look"], ["later"]),
+        (
+            [change("addition", type="tool_definition", definition=SPY | {"name": "look"})],
+            ["look"],
+            ["later"],
+        ),
+        ([block("compaction", content="s", tool_changes=[CUT, DEFINE])], ["spy"], ["later"]),
     ],
 )
-def test_tools_change_within_a_conversation_in_their_order(changes: Any, names: list[str]) -> None:
+def test_tools_change_within_a_conversation_behind_its_beginning(
+    changes: Any, names: list[str], late: list[str]
+) -> None:
     spoken = [HI, {"role": "system", "content": [text("Tools changed."), *changes]}]
     if changes and changes[0]["type"] == "compaction":
         spoken[1] = {"role": "assistant", "content": changes}
     sent = generated([*spoken, HI], tools=[LOOK, LATER])
     assert [tool["function"]["name"] for tool in unpacked(sent.tools)] == names
+    found = [] if sent.late_tools is UNSET else unpacked(sent.late_tools)
+    assert [tool["function"]["name"] for tool in found] == late
+
+
+def test_a_late_tool_is_defined_by_the_message_that_loads_it() -> None:
+    call = {"role": "assistant", "content": [block("tool_use", id="a", name="look", input={})]}
+    reference = block("tool_reference", tool_name="later")
+    result = {"role": "user", "content": [block("tool_result", tool_use_id="a", content=[reference])]}
+    added = {"role": "system", "content": [DEFINE]}
+    sent = generated([HI, call, result, added], tools=[LOOK, LATER])
+    *_, found, more = [message["content"] for message in unpacked(sent.messages)]
+    late = [json.dumps(tool["function"], separators=(",", ":")) for tool in unpacked(sent.late_tools)]
+    assert [found, more] == late
+    searched = [LOOK, LATER, {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"}]
+    sent = generated([HI, call, result], tools=searched)
+    assert [tool["function"]["name"] for tool in unpacked(sent.tools)] == ["look", "later"]
+    assert sent.late_tools is UNSET
 
 
 def test_a_schema_is_what_the_answer_is_held_to() -> None:

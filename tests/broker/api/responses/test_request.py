@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from broker.api.responses import body, request
-from broker.api.responses.tools import ResponsesToolOffer, flat_name, offer
+from broker.api.responses.tools import PlacedTools, ResponsesToolOffer, flat_name, offer
 from broker.dialects.body import encode
 from protocol.errors import RequestError
 from protocol.messages import Generate
@@ -161,7 +161,7 @@ def names(offered: ResponsesToolOffer) -> list[str]:
 
 
 def choose(choice: Any, *tools: dict[str, Any], single: bool = False) -> ResponsesToolOffer:
-    return offer([("", tools or (READ, NOTE, FILES))], choice, single=single)
+    return offer([PlacedTools("", tools or (READ, NOTE, FILES))], choice, single=single)
 
 
 def test_functions_are_offered_those_of_a_namespace_by_both_names_in_one() -> None:
@@ -201,6 +201,16 @@ def test_tools_of_items_are_offered_behind_those_of_the_body() -> None:
     items = [{"type": kind, "tools": [loaded]} for kind in ("additional_tools", "tool_search_output")]
     offered = request.offered(asked, [("input[0]", item) for item in items])
     assert names(offered) == ["read", "tool_search", "mcp__files__read", "b"]
+    call = {"type": "tool_search_call", "call_id": "c", "arguments": {}}
+    late = request.offered(asked, [("input[0]", item) for item in (call, *items)])
+    assert names(late) == names(offered)[:-1]
+    assert [tool["function"]["name"] for tool in late.late] == ["b"]
+    spoken = request.conversation(
+        asked, [("input[0]", item) for item in (call, *items)], system_in_place=True
+    ).messages
+    assert all('{"name":"b"}' in message["content"] for message in spoken[1:])
+    summary = {"type": "compaction", "encrypted_content": "s"}
+    assert names(request.offered(asked, [("input[0]", each) for each in (call, *items, summary)]))[-1] == "b"
     assert offered.shown[0]["function"]["description"] == "new"
     assert (offered.builtins, offered.namespaces["b"]) == ({"tool_search"}, ("functions", "b"))
     for tool in ({"type": "namespace", "name": "functions"}, named("b", namespace="functions"), search):
