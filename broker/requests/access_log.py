@@ -37,7 +37,16 @@ def log_end(request_id: str, who: str, flight: Flight, status: int) -> None:
         resumes=max(0, flight.attempts - 1),
     )
     owner = f"{who}: " if who else ""
-    log.info("%s%s %d %s in %.2f s", owner, flight.id, status, how, seconds, extra=fields)
+    log.info("%s%s %d %s in %.2f s%s", owner, flight.id, status, how, seconds, _missed(flight), extra=fields)
+
+
+def _missed(flight: Flight) -> str:
+    """Return which message of a conversation that goes on was not found in the prefix cache."""
+    reuse = flight.reuse
+    if reuse is None or reuse.message is None:
+        return ""
+    what = f"no cached prompt continues with message {reuse.message} ({reuse.role})"
+    return f"; {reuse.tokens} prompt tokens cached: {what}"
 
 
 def _end_of(flight: Flight) -> tuple[str, str, dict[str, int]]:

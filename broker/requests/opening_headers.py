@@ -7,7 +7,8 @@ The first says how much of the prompt came from the prefix cache:
 `hit`: cached tokens / prompt tokens. `tier`: where they were stored: `ram`, `disk` (at least some of them) or
 `none`. `miss`: why no more was cached, one word of letters, digits and `_.:-`; `none` if everything was,
 `unreported` if the worker gives no reason. For several prompts the numbers are sums, and `miss` is that of
-the first prompt that has one. `sparse`: number of prompt tokens that sparse prefill skipped, if any. As in
+the first prompt that has one. `message`: the message in which the prompt of a conversation that goes on diverges,
+with its role, such as `0:system`, if it does. `sparse`: number of prompt tokens that sparse prefill skipped, if any. As in
 `usage`, a prompt with several choices counts once.
 
 The second names the keywords of the request's JSON schema that the answer may violate, because they cannot be
@@ -58,8 +59,10 @@ def cache_header(flights: Sequence[Flight], prompts: int) -> bytes | None:
     total = sum(prompt_tokens for _, prompt_tokens in known)
     tiers = {reuse.tier for reuse, _ in known}
     tier = next((tier for tier in ("disk", "ram") if tier in tiers), "none")
-    miss = next((reuse.miss for reuse, _ in known if reuse.miss), "none")
-    report = f"hit={hit}/{total}; tier={tier}; miss={_word(miss)}"
+    missed = next((reuse for reuse, _ in known if reuse.miss), PrefixReuse(miss="none"))
+    report = f"hit={hit}/{total}; tier={tier}; miss={_word(missed.miss)}"
+    if missed.message is not None:
+        report += f"; message={missed.message}:{_word(missed.role)}"
     sparse = sum(reuse.sparse_tokens for reuse, _ in known)
     return f"{report}; sparse={sparse}".encode() if sparse else report.encode()
 

@@ -419,7 +419,9 @@ class EngineCore:
         tokens, tier = (match.length, match.tier) if match else (0, "none")
         if self.store:
             self.store.count(row, match, miss)
-        reuse = PrefixReuse(tokens=tokens, tier=tier, miss=miss, left_out=list(row.left_out))
+        message, role = self.scheduler.missed_message(row, miss)
+        spans = list(row.left_out)
+        reuse = PrefixReuse(tokens=tokens, tier=tier, miss=miss, message=message, role=role, left_out=spans)
         # Copies report the same reuse as the row that runs for them: their prompt is computed once.
         for told in (row, *chunk.copies):
             told.reuse = reuse

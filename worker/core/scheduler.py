@@ -30,7 +30,7 @@ from worker.core.prefill import (
     leads_of,
     overtaking,
 )
-from worker.core.prefix.index import Match, PrefixIndex
+from worker.core.prefix.index import DIVERGED, Match, PrefixIndex
 from worker.core.prefix.sharing import OFF, Sharing
 from worker.core.rows import Chunk, EncodeImage, Group, Phase, Row, SchedulerOutput, row_of
 from worker.values import NO_EMBEDDINGS, EncodedImage, EngineRequest
@@ -244,6 +244,12 @@ class Scheduler:
     def miss(self, row: Row) -> str:
         """Return why no more of a row's prompt is reused, as a value of `protocol.types.PrefixReuse.miss`."""
         return OFF if self._sharing is None else self._sharing.miss(row)
+
+    def missed_message(self, row: Row, miss: str) -> tuple[int | None, str]:
+        """Return the message that a row's miss is in, as `message` and `role` of `PrefixReuse`."""
+        if self._sharing is None or not miss.startswith(DIVERGED):
+            return None, ""
+        return self._sharing.missed_message(row)
 
     def relatives(self, row: Row) -> list[Row]:
         """Return the rows of its family that have not started, including itself."""

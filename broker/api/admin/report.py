@@ -464,4 +464,6 @@ def reuse_of(reuse: PrefixReuse | None) -> dict[str, Any] | None:
     if reuse is None:
         return None
     document: dict[str, Any] = {"tokens": reuse.tokens, "tier": reuse.tier, "miss": reuse.miss}
+    if reuse.message is not None:
+        document |= {"message": reuse.message, "role": reuse.role}
     return document | {"sparse_tokens": reuse.sparse_tokens} if reuse.left_out else document

@@ -10,10 +10,12 @@ import pytest
 from broker.requests.access_log import PROMPT_CHARS_MAX, log_prompts
 from protocol.common.log_context import fields_of
 from protocol.conversation import pack
-from protocol.messages import Rank
+from protocol.messages import PrefixHit, Rank
+from protocol.types import PrefixReuse
 from tests import factories
 from tests.broker.application import House, house_with_worker
-from tests.factories import GATEWAY, request
+from tests.broker.asgi import until
+from tests.factories import GATEWAY, accepted, finished, request
 
 SECRET = "the secret words"
 
@@ -31,6 +33,21 @@ async def test_an_end_is_told_with_both_ids_and_all_counts_but_no_text(
     assert end["seconds"] >= end["time_to_first_token_s"]
     assert end["key"] is None
     assert SECRET not in caplog.text
+
+
+async def test_the_message_that_was_not_cached_is_named(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    exchange = house.chat(SECRET)
+    await until(house.requests)
+    [asked] = house.requests()
+    reuse = PrefixReuse(tokens=1, miss="diverged_at_1", message=0, role="system")
+    house.line.say("w", accepted("w", asked.id), PrefixHit(incarnation="w", id=asked.id, reuse=reuse))
+    house.line.say("w", finished("w", asked.id))
+    await exchange.end()
+    said = "; 1 prompt tokens cached: no cached prompt continues with message 0 (system)"
+    assert any(record.getMessage().endswith(said) for record in caplog.records)
 
 
 async def test_prompts_are_in_the_log_where_they_are_asked_for(caplog: pytest.LogCaptureFixture) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from broker.dispatch.flight import Flight
 from broker.dispatch.flights import Flights
 from broker.requests.opening_headers import cache_header
-from protocol.messages import Finished
+from protocol.messages import Finished, PrefixHit
 from protocol.types import PrefixReuse
 from tests.factories import accepted, events, finished, request, reused
 
@@ -26,7 +26,7 @@ def flight(*, known: PrefixReuse | None = None, end: Finished | None = None) -> 
     flights.assign(flight, "w", now=0.0)
     flight.accept(accepted("w", "a"))
     if known is not None:
-        assert flight.reused(reused("w", "a", known.tokens, known.tier, known.miss))
+        assert flight.reused(PrefixHit(incarnation="w", id="a", reuse=known))
     if end is not None:
         flight.end(end)
     return flight
@@ -36,6 +36,7 @@ def flight(*, known: PrefixReuse | None = None, end: Finished | None = None) -> 
     ("told", "value"),
     [
         (PrefixReuse(miss="cold"), b"hit=0/3; tier=none; miss=cold"),
+        (PrefixReuse(miss="cold", message=4, role="a b"), b"hit=0/3; tier=none; miss=cold; message=4:a_b"),
         (PrefixReuse(tokens=2, tier="ram", miss="incomplete"), b"hit=2/3; tier=ram; miss=incomplete"),
         (PrefixReuse(tokens=1, tier="tape", miss="a b;\r\nc: é"), b"hit=1/3; tier=none; miss=a_b___c:__"),
     ],

@@ -104,6 +104,8 @@ def _settle(position: int, gaps: Sequence[tuple[int, int]]) -> int:
     return position
 
 
+DIVERGED = "diverged_at_"
+"""Beginning of the miss reason of a prompt that no stored one continues."""
 BLOCK_TOKENS = 512
 """Maximum length of a block, which is evicted as a whole."""
 
@@ -162,7 +164,7 @@ class PrefixIndex:
         limit = min(limit, len(keys))
         path, known = self._tree.walk(keys, salt, limit)
         length, snapshot = longest(path, self.shape, ram_only=ram_only)
-        miss = "incomplete" if length < known else f"diverged_at_{known}" if known < limit else ""
+        miss = "incomplete" if length < known else f"{DIVERGED}{known}" if known < limit else ""
         match = match_of(path, length, snapshot, miss)
         self._touch(match.items)
         return match

@@ -7,11 +7,12 @@ shares a prefix with one further along waits for that one to store it, if this s
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from worker.common_prefix import common_prefix_length
 from worker.core.prefix.index import Match, PrefixIndex
 from worker.core.rows import Row
+from worker.values import MessageEnd
 
 SHORT_TOKENS_MAX = 256
 """Maximum tokens left to prefill of a prompt that may run together with others."""
@@ -54,6 +55,11 @@ class Sharing:
             return REQUEST
         match = self._look_up(row)
         return match.miss or ("" if _is_worth_it(row, match) else REQUEST)
+
+    def missed_message(self, row: Row) -> tuple[int | None, str]:
+        """Return number and role of the message in which the row's prompt diverges from all stored ones; None
+        if it is behind the messages before the last answer."""
+        return message_at(row.request.message_ends, self._look_up(row).known)
 
     def ready(self, heads: Iterable[Row], begun: Iterable[Row]) -> dict[Row, Match | None]:
         """Return the rows of `heads` that need not wait for another, each with the stored prefix to restore.
@@ -123,6 +129,15 @@ class Sharing:
         if other.digest not in row.common:
             row.common[other.digest] = common_prefix_length(row.tokens, other.tokens)
         return row.common[other.digest]
+
+
+def message_at(ends: Sequence[MessageEnd], position: int) -> tuple[int | None, str]:
+    """Return number and role of the message at a position; None behind all, and where two end as one."""
+    positions = [end.position for end in ends]
+    number = bisect.bisect_left(positions, position)
+    if number == len(ends) or positions[number] in positions[number + 1 : number + 2]:
+        return None, ""
+    return number, ends[number].role
 
 
 def _is_worth_it(row: Row, match: Match) -> bool:

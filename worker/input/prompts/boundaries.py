@@ -8,12 +8,16 @@ that no later prompt shares costs a snapshot of the model's state, never a wrong
 
 from __future__ import annotations
 
+import bisect
+import json
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
 from worker.common_prefix import common_prefix_length
+from worker.values import MessageEnd
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -89,6 +93,14 @@ def _unlike(messages: Messages) -> Mapping[str, Any]:
     return {"role": "user", "content": word if text.startswith("\n") else _BLANK + word}
 
 
+def _pieces(message: Mapping[str, Any]) -> list[str]:
+    """Return what a template writes of a message: its texts and the names of its calls."""
+    content = message.get("content") or ""
+    texts = [content] if isinstance(content, str) else [part.get("text") or "" for part in content]
+    calls = [call["function"]["name"] for call in message.get("tool_calls") or ()]
+    return [text.strip() for text in (*texts, *calls) if text.strip()]
+
+
 class RenderedPrompt:
     """A rendered conversation with its tokens, for comparison with other renderings.
 
@@ -118,6 +130,45 @@ class RenderedPrompt:
         except (TypeError, ValueError):  # text that cannot be tokenized never begins a prompt
             return 0
         return index + common_prefix_length(tokens, self.tokens, index)
+
+    def message_ends(self, messages: Messages) -> tuple[MessageEnd, ...]:
+        """Return the ends of the messages before the last answer: the added token behind the text of each.
+
+        One whose text is not found, because the template changes it, ends with the next one.
+        """
+        answers = [index for index, message in enumerate(messages) if message.get("role") == "assistant"]
+        offsets, indices = self._marks()
+        at, found = 0, list[int | None]()
+        for message in messages[: max(answers, default=0)]:
+            place, is_found = self._behind(message, at)
+            at, mark = place, bisect.bisect_left(offsets, place)
+            found.append(indices[mark] if is_found and mark < len(indices) else None)
+        ends, end = list[MessageEnd](), len(self.tokens)
+        for message, position in zip(reversed(messages[: len(found)]), reversed(found), strict=True):
+            end = end if position is None else position
+            ends.append(MessageEnd(end, str(message.get("role"))))
+        return tuple(reversed(ends))
+
+    def _marks(self) -> tuple[list[int], list[int]]:
+        """Return the offsets in the text and the indices of added tokens, in order."""
+        marks = sorted(
+            (found.start(), index)
+            for mark, indices in self._places.items()
+            for found, index in zip(re.finditer(re.escape(mark), self._text), indices, strict=True)
+        )
+        return [offset for offset, _ in marks], [index for _, index in marks]
+
+    def _behind(self, message: Mapping[str, Any], start: int) -> tuple[int, bool]:
+        """Return the offset behind a message's texts and names of calls, and whether all were found."""
+        is_found = False
+        for piece in _pieces(message):
+            written = (piece, json.dumps(piece, ensure_ascii=False)[1:-1])
+            places = [(self._text.find(form, start), len(form)) for form in written]
+            place, size = min((each for each in places if each[0] >= 0), default=(-1, 0))
+            if place < 0:
+                return start, False
+            start, is_found = place + size, True
+        return start, is_found
 
     def _find_places(self, added: Mapping[int, str]) -> dict[str, list[int]]:
         """Return the indices of each added token that occurs in the prompt exactly as often as its text."""

@@ -143,6 +143,7 @@ class TextPreparer:
         max_tokens = self._max_tokens(request, len(tokens), source, limit)
         opening = self._opening(conversation, laid)
         thoughts = self._thoughts(request, opening)
+        rendered = self._rendered_prompt(laid)
         grammar = self._holder.grammar_of(request, conversation, opening, laid.text, limit.cancel_token)
         return EngineRequest(
             id=request.id,
@@ -160,7 +161,8 @@ class TextPreparer:
             adapter=request.adapter,
             pin=request.cache_pin,
             resume=tuple(request.resume),
-            boundaries=self._boundaries(conversation, laid, limit.cancel_token),
+            boundaries=self._boundaries(rendered, conversation, laid, limit.cancel_token),
+            message_ends=rendered.message_ends(laid.messages or ()),
             opening=_opening_under(grammar, opening),
             echo=request.echo,
             scored=request.scored,
@@ -271,20 +273,26 @@ class TextPreparer:
         ends = frozenset(self._tokenizer.eos_token_ids)
         return ends | self._completion.gap_ends if request.suffix else ends
 
+    def _rendered_prompt(self, laid: TokenizedPrompt) -> RenderedPrompt:
+        encode = partial(self._tokenizer.encode, add_special_tokens=False)
+        return RenderedPrompt(laid.text, laid.tokens, self._added if laid.messages else {}, encode)
+
     def _boundaries(
-        self, conversation: Conversation, laid: TokenizedPrompt, cancel_token: CancelToken
+        self,
+        prompt: RenderedPrompt,
+        conversation: Conversation,
+        laid: TokenizedPrompt,
+        cancel_token: CancelToken,
     ) -> tuple[int, ...]:
         template, messages = self._render, laid.messages
         if messages is None or template is None:
             return ()
         tools, options = conversation.tools, conversation.options
-        encode = partial(self._tokenizer.encode, add_special_tokens=False)
 
         def rendered(messages: Messages) -> str:
             cancel_token.check()
             return laid.expand(attempt(template, messages, tools, options))
 
-        prompt = RenderedPrompt(laid.text, laid.tokens, self._added, encode)
         return find_boundaries(prompt, messages, rendered, with_tools=bool(tools))
 
     def _encode(self, text: str, source: str, limit: TokenLimit, *, special: bool) -> list[int]:

@@ -11,7 +11,7 @@ import pytest
 
 from protocol.messages import Finished, PrefixHit
 from tests.worker.engines import END, House, ScriptedEngine, breaking
-from worker.values import CacheSpec
+from worker.values import CacheSpec, MessageEnd
 
 DENSE, HYBRID, SLIDING = CacheSpec(), CacheSpec(has_states=True), CacheSpec(window=31)
 SHAPES = {"dense": DENSE, "hybrid": HYBRID, "sliding": SLIDING}
@@ -81,10 +81,12 @@ def test_states_are_kept_at_the_boundaries_of_a_prompt() -> None:
     system = tokens(1, 500)
     house.submit("one", 5, tokens=(*system, *tokens(2, 300)), boundaries=(500, 777))
     house.run()
-    house.submit("other", 5, tokens=(*system, *tokens(3, 300)), boundaries=(500, 777))
+    ends = (MessageEnd(500, "system"), MessageEnd(600, "user"))
+    house.submit("other", 5, tokens=(*system, *tokens(3, 300)), boundaries=(500, 777), message_ends=ends)
     house.run()
     assert cached(house, "other") == 500
-    assert reused(house, "other").reuse.miss == "diverged_at_500"
+    reuse = reused(house, "other").reuse
+    assert (reuse.miss, reuse.message, reuse.role) == ("diverged_at_500", 0, "system")
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
