@@ -1,13 +1,15 @@
 """Agents from npm do ten steps by tools, each over its own API, and hand one on if they have several agents.
 
 An agent passes if it has done them, exits with status 0, received no errors, and all its tools and texts
-reached the worker. Needs npm; Node comes with the agents."""
+reached the worker. What it sent is then recorded, for the tests that replay it. Needs npm; Node comes with the
+agents."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
+import platform
 import re
 import sys
 import tempfile
@@ -17,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploy.agents.profiles import Agent
-from tests.conformance import programs
+from broker.dialects.normalize import without_volatile
+from deploy.agents.profiles import Agent, Endpoint, Model, anybody
+from tests.conformance import programs, recorder
 from tests.conformance.drivers import Environment
 from tests.conformance.environments import INSTALLED, make
 from tests.conformance.reader import NAME
@@ -50,15 +53,18 @@ Exchanges = Sequence[tuple[bytearray, bytearray]]
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """A run of an agent. `model`: as it knows the worker's. `arguments`: further ones of the agent."""
+    """A run of an agent. `model`: as it knows the worker's. `arguments`: further ones of the agent. `is_launched`:
+    by `roundhouse launch`, not with nothing but the variables of its API."""
 
     agent: Agent
     model: str = NAME
     arguments: Sequence[str] = ()
+    is_launched: bool = True
 
 
 TRIES = {
     **{agent.value: Try(agent) for agent in Agent},
+    "claude-alone": Try(Agent.CLAUDE, is_launched=False),
     "codex-additional-tools": Try(Agent.CODEX, "gpt-5.6-sol"),
     "codex-tool-search": Try(Agent.CODEX, "gpt-5.5"),
     "codex-several-agents": Try(Agent.CODEX, arguments=("--enable", "multi_agent_v2")),
@@ -90,7 +96,8 @@ def install(agent: Agent, version: str) -> Path:
     return make(environment, INSTALLED) / "node_modules" / ".bin"
 
 
-def ask(tried: Try, programs_at: Path) -> Outcome:
+def ask(tried: Try, version: str, programs_at: Path) -> tuple[Outcome, recorder.Recording]:
+    """Run an agent; return the outcome and what it sent."""
     with (
         tempfile.TemporaryDirectory(prefix="rh-") as name,
         running_system(Path(name)) as system,
@@ -102,13 +109,20 @@ def ask(tried: Try, programs_at: Path) -> Outcome:
         home.mkdir()
         project.mkdir()
         (project / "secret.txt").write_text(f"The password is {PASSWORD}.\n")
-        words = (*TRIED[tried.agent][1], *tried.arguments, f"Do ten steps in {project}.")
-        launch = (sys.executable, "-m", "deploy", "launch", tried.agent)
-        command = (*launch, "--url", f"http://127.0.0.1:{proxy.port}", "--", *words)
-        done = programs.run(tried.agent, command, _environment(home, programs_at), project, ANSWER_S_MAX)
+        url, environment = f"http://127.0.0.1:{proxy.port}", _environment(home, programs_at)
+        command = [*TRIED[tried.agent][1], *tried.arguments, f"Do ten steps in {project}."]
+        if tried.is_launched:
+            command = [sys.executable, "-m", "deploy", "launch", tried.agent, "--url", url, "--", *command]
+        else:
+            command.insert(0, str(programs_at / tried.agent))
+            environment |= anybody(Endpoint(url), Model(tried.model)).variables
+        done = programs.run(tried.agent, command, environment, project, ANSWER_S_MAX)
         wrote = project / "done.txt"
         proof = "".join(wrote.read_text().split()) if wrote.exists() else ""
-        return _outcome(done.status, proof, proxy.exchanges, worker.log().splitlines())
+        paths = {name: "/work", str(programs_at.parents[1]): "/agent", platform.release(): "6.12.0"}
+        sent = [sent for sent, _ in proxy.exchanges]
+        outcome = _outcome(done.status, proof, proxy.exchanges, worker.log().splitlines())
+        return outcome, recorder.record(tried.agent, version, sent, paths)
 
 
 def _environment(home: Path, programs_at: Path) -> dict[str, str]:
@@ -135,7 +149,8 @@ def _bodies(sent: bytes | bytearray) -> list[Any]:
 
 
 def _texts(value: Any, owner: str = "") -> Iterator[tuple[str, str]]:
-    """Yield what owns each text within a body, descriptions of tools too, and the text as within JSON."""
+    """Yield what owns each text within a body, descriptions of tools too, and what of it is not to be dropped,
+    as within JSON."""
     if isinstance(value, list):
         for each in value:
             yield from _texts(each, owner)
@@ -143,7 +158,7 @@ def _texts(value: Any, owner: str = "") -> Iterator[tuple[str, str]]:
         owner = " ".join(str(value[key]) for key in ("type", "role", "name") if key in value) or owner
         for key, each in value.items():
             if isinstance(each, str) and key in TEXTS:
-                yield f"{owner}: {key}", json.dumps(each.strip())[1:-1]
+                yield f"{owner}: {key}", json.dumps(without_volatile(each).strip())[1:-1]
             yield from _texts(each, owner)
 
 
@@ -153,7 +168,9 @@ def run(names: Sequence[str], *, latest: bool) -> int:
     for name in names:
         agent = TRIES[name].agent
         version = "latest" if latest else TRIED[agent][0]
-        outcome = ask(TRIES[name], install(agent, version))
+        outcome, recording = ask(TRIES[name], version, install(agent, version))
+        if outcome.passed:
+            recorder.save(recording, name)
         passed += outcome.passed
         lines.append(f"{name} {version}: {'passed' if outcome.passed else 'FAILED'}, {outcome}")
     print(*lines, f"{passed}/{len(names)}", sep="\n")
