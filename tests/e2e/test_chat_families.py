@@ -27,7 +27,7 @@ from tests.factories import accepted, delta, finished, reused
 from tests.models.chat_families import ARGUMENTS, BESIDE, FAMILIES, NAME, THOUGHT, Family
 from tests.worker.input.prompts.test_format import RULES
 from tests.worker.output.calls.parsed_answers import bare_tokenizer
-from worker.input.prompts.prompt import TextPreparer, open_tokenizer
+from worker.input.prompts.prompt import PromptRules, TextPreparer, open_tokenizer
 from worker.input.prompts.template import probe, template_of
 from worker.load.text import OutputProcessors
 from worker.values import OutputDelta
@@ -52,14 +52,14 @@ DIALECTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 class Model:
     """A family's tokenizer, template and parsers behind a gateway, without a network."""
 
-    def __init__(self, family: Family, folder: Path) -> None:
+    def __init__(self, family: Family, folder: Path, rules: PromptRules = RULES) -> None:
         backend, (special, words) = bare_tokenizer(), family.tokens
         backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
         backend.add_tokens([AddedToken(token, normalized=False) for token in words])
         kind = "chat_template" if "{" in family.template else "chat_template_type"
         PreTrainedTokenizerFast(tokenizer_object=backend, **{kind: family.template}).save_pretrained(folder)
         self.family, self.tokenizer, self.house = family, open_tokenizer(folder, []), House()
-        self.preparer, self.processors = TextPreparer(self.tokenizer, RULES), OutputProcessors(self.tokenizer)
+        self.preparer, self.processors = TextPreparer(self.tokenizer, rules), OutputProcessors(self.tokenizer)
         able = probe(template_of(self.tokenizer), self.tokenizer)
         self.layout = able.layout
         self.house.line.serving("w", "m", capabilities=able)

@@ -94,6 +94,7 @@ _JSON_CALL = f"\n<tool_call>\n{_OBJECTS}\n</tool_call>"
 _PARAMETERS = _items("<parameter={{ k }}>\n{{ v }}\n</parameter>\n", "f.arguments|items")
 _XML_CALL = "<tool_call>\n<function={{ f.name }}>\n" + _PARAMETERS + "</function>\n</tool_call>"
 _ALTERNATE = _raises("(role == 'user') != (loop.index0 % 2 == 0)", "roles must alternate")
+_FIRST = _raises("role == 'system' and not loop.first", "System message must be at the beginning.")
 _NEEDS = _raises("not messages|selectattr('role', 'equalto', 'user')|list", "No user query found")
 _USERS = "{{ {'user': '<｜User｜>', 'assistant': '<｜Assistant｜>'}[role] }}TEXT<｜end▁of▁sentence｜>"
 _R1, _SAYS_R1 = r1("{{ f.name }}", "{{ '' + f.arguments }}"), CALLS + r1(NAME, _JSON) + CALLS_END
@@ -122,7 +123,8 @@ _LATER = "messages[loop.index:]|selectattr('role', 'equalto', 'assistant')|rejec
 _BOTH = _raises("m.content and m.thinking", "Cannot pass both content and thinking with tool calls!")
 _HARMONY = (  # drops thoughts of finished turns
     "{{ tools|tojson }}{% for m in messages %}{% if m.tool_calls %}{% set f = m.tool_calls[0].function %}BOTH"
-    "{% if not LATER %}<|channel|>analysis<|message|>{{ m.content or m.thinking }}<|end|>{% endif %}"
+    "{% set said = m.content or m.thinking %}"
+    "{% if said and not LATER %}<|channel|>analysis<|message|>{{ said }}<|end|>{% endif %}"
     "<|start|>assistant to=functions.{{ f.name }}<|message|>{{ f.arguments|tojson }}<|call|>"
     "{% else %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
@@ -133,7 +135,8 @@ _FINAL = "<|channel|>analysis<|message|>{0}<|end|><|start|>assistant<|channel|>f
 FAMILIES = {
     "Qwen 2.5": Family(_CHATML, _HERMES, _JSON_CALL, result=_RESULT),
     "Qwen 3": Family(_CHATML, _HERMES, _JSON_CALL, _THINKS, _RESULT, _THOUGHT),
-    "Qwen 3.5 to 3.8": Family(_CHATML, _XML, _XML_CALL, _THINKS, _RESULT, _THOUGHT, "<think>\n", head=_NEEDS),
+    "Qwen 3.5 to 3.8": Family(_CHATML, _XML, _XML_CALL, _THINKS, _RESULT, _THOUGHT, "<think>\n", head=_NEEDS,
+        guard=_FIRST),
     "Qwen-Coder": Family(_CHATML, _XML, _XML_CALL, result=_RESULT),
     "gpt-oss": Family("", f"{_TO}{_JSON}<|call|>", said=_FINAL,
         own=_HARMONY.replace("LATER", _LATER).replace("BOTH", _BOTH)),
