@@ -266,6 +266,9 @@ class Engine(Protocol):
     def pack(self, payload: object) -> tuple[dict[str, ArrayBytes], Any]:
         """Serialize a payload for a file: arrays by name, and metadata for JSON."""
 
+    def allocate(self, nbytes: int) -> memoryview:
+        """Allocate memory for the bytes of a file. What `unpack` gets in it is not copied again."""
+
     def unpack(self, blobs: Mapping[str, ArrayBytes], rest: Any) -> CacheSlice:
         """Deserialize a payload from a file. Raises if it is not one of this engine."""
 

@@ -66,12 +66,13 @@ MEDIA_KEYS = 2**32
 
 @dataclass(frozen=True, slots=True)
 class ArrayBytes:
-    """An array as bytes: little-endian, row-major, contiguous; not copied. Raises `ValueError` if dtype,
-    shape and size do not match."""
+    """An array as bytes: little-endian, row-major, contiguous; not copied. `begin`: position of `data` in the
+    buffer that it is a view of. Raises `ValueError` if dtype, shape and size do not match."""
 
     dtype: str
     shape: tuple[int, ...]
     data: bytes | memoryview
+    begin: int = 0
 
     def __post_init__(self) -> None:
         nbytes = memoryview(self.data).nbytes

@@ -166,6 +166,9 @@ class FakeEngine:
     def pack(self, payload: object) -> tuple[dict[str, ArrayBytes], Any]:
         return {"nothing": ArrayBytes("U8", (TOKEN_BYTES,), bytes(TOKEN_BYTES))}, payload
 
+    def allocate(self, nbytes: int) -> memoryview:
+        return memoryview(bytearray(nbytes))
+
     def unpack(self, blobs: Mapping[str, ArrayBytes], rest: Any) -> CacheSlice:
         return CacheSlice(tuple(rest), TOKEN_BYTES)
 

@@ -308,6 +308,9 @@ class ScriptedEngine:
         assert isinstance(payload, tuple)
         return {}, list(payload)
 
+    def allocate(self, nbytes: int) -> memoryview:
+        return memoryview(bytearray(nbytes))
+
     def unpack(self, blobs: Mapping[str, ArrayBytes], rest: Any) -> CacheSlice:
         return CacheSlice(tuple(rest), len(rest))
 

@@ -170,6 +170,10 @@ class Leader:
         """Never called: several ranks have no prefix cache on disk."""
         raise AssertionError("several ranks do not store prefixes on disk")
 
+    def allocate(self, nbytes: int) -> memoryview:
+        """Never called, as `pack`."""
+        raise AssertionError("several ranks do not store prefixes on disk")
+
     def unpack(self, blobs: Mapping[str, ArrayBytes], rest: Any) -> CacheSlice:
         """Never called, as `pack`."""
         raise AssertionError("several ranks do not store prefixes on disk")

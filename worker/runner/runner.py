@@ -32,7 +32,6 @@ from worker.runner.kv.batch import CacheBatch, RowCaches
 from worker.runner.kv.capability_probe import BatchCapabilities, ProbeTarget, probe_capabilities
 from worker.runner.kv.positions import route_attention
 from worker.runner.kv.row_caches import fresh_caches, row_cost
-from worker.runner.kv.single import reserve
 from worker.runner.lora import Adapters
 from worker.runner.prefill import PrefillRunner
 from worker.runner.rows import EngineRow
@@ -214,9 +213,7 @@ class BatchEngine:
     def restore(self, row: str, pieces: Sequence[CacheSegment], states: object | None) -> None:
         prompt, count = self._prefill.row(row), sum(piece.count for piece in pieces)
         caches = self._fresh()
-        snapshots.rebuild(caches, pieces, states)
-        if count < prompt.expected:
-            reserve(caches, prompt.expected)
+        snapshots.rebuild(caches, pieces, states, prompt.expected)
         mx.eval([cache.state for cache in caches])
         prompt.caches, prompt.tokens = caches, count
         self._images.skip(row, count)
@@ -226,6 +223,9 @@ class BatchEngine:
     def pack(self, payload: object) -> tuple[dict[str, ArrayBytes], Any]:
         assert isinstance(payload, snapshots.KVSlice | snapshots.StateSnapshot), "cut returned it"
         return snapshots.pack(payload)
+
+    def allocate(self, nbytes: int) -> memoryview:
+        return snapshots.allocate(nbytes)
 
     def unpack(self, blobs: Mapping[str, ArrayBytes], rest: Any) -> CacheSlice:
         payload = snapshots.unpack(blobs, rest)

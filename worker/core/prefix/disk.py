@@ -44,6 +44,7 @@ class _Write:
 @dataclass(frozen=True, slots=True)
 class _Read:
     digests: Sequence[str]
+    buffer: memoryview | None
     done: OnRead
 
 
@@ -137,9 +138,13 @@ class DiskTier:
             self._changed.notify_all()
         return True
 
-    def read(self, digests: Iterable[str], done: OnRead) -> None:
-        """Queue a read. `done` gets None for each item that is missing, or damaged and therefore removed."""
-        job = _Read(_checked(digests), done)
+    def read(self, digests: Iterable[str], done: OnRead, buffer: memoryview | None = None) -> None:
+        """Queue a read. `done` gets None for each item that is missing, or damaged and therefore removed.
+
+        `buffer`: memory for the only item, if it is large enough; not to be touched before `done`.
+        """
+        job = _Read(_checked(digests), buffer, done)
+        assert buffer is None or len(job.digests) == 1
         with self._changed:
             if not self._closed:
                 self._urgent.append(job)
@@ -218,7 +223,7 @@ class DiskTier:
                 self.room = self._folder.room()
                 self._end(job, written)
             case _Read():
-                job.done({digest: self._folder.read(digest) for digest in job.digests})
+                job.done({digest: self._folder.read(digest, job.buffer) for digest in job.digests})
             case _Remove():
                 for digest in job.digests:
                     self._folder.remove(digest)

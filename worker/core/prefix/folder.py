@@ -175,18 +175,24 @@ def read_header(path: Path, fingerprint: str, digest: str) -> tuple[FileHeader, 
         return _read_header(file, size, fingerprint, digest), size
 
 
-def read_record(path: Path, fingerprint: str, digest: str) -> Record:
-    """Read a whole file. Raises `OSError`, `MemoryError` or `DamagedFileError`."""
+def read_record(path: Path, fingerprint: str, digest: str, buffer: memoryview | None = None) -> Record:
+    """Read a whole file, the data into `buffer` if it is given and large enough. Raises `OSError`,
+    `MemoryError` or `DamagedFileError`."""
     with _opened(path) as file:
         size = _size(file)
         header = _read_header(file, size, fingerprint, digest)
+        data_bytes = max((array.data_offsets[1] for array in header.arrays.values()), default=0)
+        if buffer is None or buffer.nbytes < data_bytes:
+            buffer = memoryview(bytearray(data_bytes))
         # Read in one piece: each call would wait for the GIL again.
-        data = memoryview(file.read(size))
+        data = buffer[: file.readinto(buffer[:data_bytes])]  # type: ignore[attr-defined]
     if _checksum(data) != header.data_checksum:
         raise DamagedFileError("the data is damaged")
     try:
         blobs = {
-            name: ArrayBytes(array.dtype, array.shape, data[slice(*array.data_offsets)])
+            name: ArrayBytes(
+                array.dtype, array.shape, data[slice(*array.data_offsets)], array.data_offsets[0]
+            )
             for name, array in header.arrays.items()
         }
     except ValueError as error:
@@ -376,10 +382,10 @@ class Folder:
             if pid == os.getpid() or age_s > LEFTOVER_AGE_S_MAX or not psutil.pid_exists(pid):
                 aside.unlink()
 
-    def read(self, digest: str) -> Record | None:
-        """Read an item; None: missing, or damaged and therefore removed."""
+    def read(self, digest: str, buffer: memoryview | None = None) -> Record | None:
+        """Read an item, as `read_record`; None: missing, or damaged and therefore removed."""
         try:
-            return read_record(self._file(digest), self._fingerprint, digest)
+            return read_record(self._file(digest), self._fingerprint, digest, buffer)
         except FileNotFoundError:
             self._count(digest, 0)
         except (OSError, DamagedFileError, MemoryError) as error:

@@ -137,7 +137,18 @@ class PrefixStore:
         self.index.hold(fresh)
         for item in fresh:
             self._reading[item.digest] = item
-            self.disk.read([item.digest], lambda records: self.post(Fetched(records)))
+            self.disk.read([item.digest], lambda records: self.post(Fetched(records)), self._buffer(item))
+
+    def _buffer(self, item: Item) -> memoryview | None:
+        """Return memory of the engine to read an item into; None: there is none, so it will be copied."""
+        if sum(each.disk_bytes for each in self._reading.values()) > self.ram_max:
+            return None
+        try:
+            return self.engine.allocate(item.disk_bytes)
+        except Exception as error:  # the read goes on without
+            raise_if_device_failed(error)
+            log.warning("no memory to read a stored prefix into: %s", error)
+            return None
 
     def known_tokens(self, request: EngineRequest) -> int:
         """Return the length of a prompt's longest stored prefix."""

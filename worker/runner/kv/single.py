@@ -83,13 +83,17 @@ def in_time_order(row: Any) -> list[mx.array]:
 def reserve(caches: Iterable[Any], tokens: int) -> None:
     """Widen the buffers of a single row, lazily, to what a batch would give a row of `tokens` tokens: more
     tokens are then written without copying those before. Caches of other kinds stay as they are."""
-    columns = capacity(tokens)
     for cache in caches:
         if hasattr(cache, "caches"):
             reserve(cache.caches, tokens)
-        elif type(cache).__dict__.get("update_and_fetch") in _GROWING and not cache.empty():
+        elif (columns := reserved_columns(cache, tokens)) and not cache.empty():
             cache.keys = tree_map(partial(_widened, columns=columns), cache.keys)
             cache.values = tree_map(partial(_widened, columns=columns), cache.values)
+
+
+def reserved_columns(cache: Any, tokens: int) -> int:
+    """Return the width that `reserve` gives to a layer's buffers; 0: it leaves them as they are."""
+    return capacity(tokens) if type(cache).__dict__.get("update_and_fetch") in _GROWING else 0
 
 
 def _widened(leaf: mx.array, columns: int) -> mx.array:

@@ -15,7 +15,14 @@ import mlx.core as mx
 from mlx.utils import tree_map, tree_unflatten
 
 from worker.runner.kv.batch import CacheBatch, RowCaches, leaf_caches
-from worker.runner.kv.single import fill, in_time_order, is_positional, restore_state, state_of
+from worker.runner.kv.single import (
+    fill,
+    in_time_order,
+    is_positional,
+    reserved_columns,
+    restore_state,
+    state_of,
+)
 from worker.runner.trees import arrays_of, leaves_of
 from worker.values import ArrayBytes, CacheSegment, CacheSlice, CacheSpec
 
@@ -99,10 +106,13 @@ def cuts_of(
     return cuts, None if state is None else CacheSlice(state, state.nbytes)
 
 
-def rebuild(fresh: RowCaches, pieces: Sequence[CacheSegment], states: object | None) -> None:
-    """Restore `fresh`, empty caches of a single row, to the end of the last of `pieces`.
+def rebuild(
+    fresh: RowCaches, pieces: Sequence[CacheSegment], states: object | None, expected: int = 0
+) -> None:
+    """Restore `fresh`, empty caches of a single row, to the end of the last of `pieces`. `expected`: number
+    of tokens that the row will have; its buffers get room for them where `reserve` would give it.
 
-    Raises `ValueError` for payloads of the wrong type.
+    The columns of the pieces are copied once. Raises `ValueError` for payloads of the wrong type.
     """
     if not isinstance(states, StateSnapshot | None):
         raise ValueError(f"not a state snapshot: {type(states).__name__}")
@@ -111,10 +121,19 @@ def rebuild(fresh: RowCaches, pieces: Sequence[CacheSegment], states: object | N
     for index, part in enumerate(part for part in parts if is_positional(part)):
         wanted = length if (window := getattr(part, "max_size", None)) is None else min(length, window - 1)
         runs = _runs(pieces, index, length - wanted)
-        fill(part, [mx.concatenate(list(run), axis=2) for run in zip(*runs, strict=True)], length)
+        columns = reserved_columns(part, expected) if length < expected else 0
+        fill(part, [_joined(run, columns) for run in zip(*runs, strict=True)], length)
     others = [part for part in parts if not is_positional(part)]
     for part, state in zip(others, states.layers if states else (), strict=True):
         restore_state(part, tree_map(_copied, state))
+
+
+def _joined(run: Sequence[mx.array], columns: int) -> mx.array:
+    """Copy the columns of arrays, lazily, into one with at least as many columns as given."""
+    batch, heads, _, width = run[0].shape
+    missing = columns - sum(leaf.shape[2] for leaf in run)
+    room = [mx.zeros((batch, heads, missing, width), run[0].dtype)] if missing > 0 else []
+    return mx.concatenate([*run, *room], axis=2)
 
 
 def _runs(pieces: Sequence[CacheSegment], layer: int, start: int) -> Iterator[Leaves]:
@@ -164,8 +183,16 @@ def pack(stored: KVSlice | StateSnapshot) -> tuple[dict[str, ArrayBytes], Any]:
     return blobs, {"kind": kind, "others": others}
 
 
+def allocate(nbytes: int) -> memoryview:
+    """Return the memory of a new array of bytes, which `unpack` shares."""
+    buffer: Any = mx.empty((nbytes,), mx.uint8)
+    mx.eval(buffer)
+    return memoryview(buffer)
+
+
 def unpack(blobs: Mapping[str, ArrayBytes], rest: Any) -> KVSlice | StateSnapshot:
-    """Restore what `pack` returned. Raises `ValueError` or `KeyError` for anything else."""
+    """Restore what `pack` returned; what lies in memory of `allocate` is not copied. Raises `ValueError` or
+    `KeyError` for anything else."""
     leaves: list[tuple[str, Any]] = [(name, _array(blob)) for name, blob in blobs.items()]
     mx.eval([leaf for _, leaf in leaves])
     leaves += [(name, leaf) for name, leaf in rest["others"]]
@@ -178,4 +205,6 @@ def unpack(blobs: Mapping[str, ArrayBytes], rest: Any) -> KVSlice | StateSnapsho
 
 def _array(blob: ArrayBytes) -> mx.array:
     lent: Any = memoryview(blob.data).cast("B")
-    return mx.array(lent).view(_NAMES[blob.dtype]).reshape(blob.shape)
+    shared = lent.obj
+    octets = shared[blob.begin : blob.begin + lent.nbytes] if isinstance(shared, mx.array) else mx.array(lent)
+    return octets.view(_NAMES[blob.dtype]).reshape(blob.shape)

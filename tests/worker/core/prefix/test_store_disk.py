@@ -52,7 +52,12 @@ class ScriptedDisk:
         done(record.digest, 100)
         return True
 
-    def read(self, digests: Iterable[str], done: Callable[[dict[str, Record | None]], None]) -> None:
+    def read(
+        self,
+        digests: Iterable[str],
+        done: Callable[[dict[str, Record | None]], None],
+        buffer: memoryview | None = None,
+    ) -> None:
         for digest in digests:
             assert digest not in self.asked, "a read of this digest is already pending"
             self.asked[digest] = done
