@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from broker.dispatch.deferred import RETRY_S, RETRY_S_MAX, SPARE_SHARE, DeferredQueue, WorkSource, free_rows
 from protocol.errors import Code, RequestError
+from protocol.messages import Heartbeat
 from protocol.supervisor_messages import ModelState, ModelStates
-from protocol.types import BATCH_PRIORITY
+from protocol.types import BATCH_PRIORITY, MemoryPressure
 from tests.broker.dispatcher_line import Line
 from tests.factories import request
 
@@ -146,6 +147,19 @@ def test_the_delay_of_a_retry_doubles_up_to_its_bound_and_ends_with_a_request() 
     assert not world.running
     world.queue.freed()
     assert world.running
+
+
+def test_what_can_wait_does_and_other_replicas_come_first_while_a_machine_is_short_of_memory() -> None:
+    line = Line()
+    for name in ("w", "v"):
+        line.serving(name, rows=2)
+    pressure = MemoryPressure(level="critical", relief="refuse_long")
+    line.say("w", Heartbeat(incarnation="w", running=0, waiting=0, steps=0, pressure=pressure))
+    assert free_rows(line.dispatcher, "m") == 2
+    attempts = [line.submit(request(id, prompt=id)).attempt for id in ("a", "b")]
+    assert [attempt and attempt.worker for attempt in attempts] == ["v", "v"]
+    line.say("w", Heartbeat(incarnation="w", running=0, waiting=0, steps=0, pressure=MemoryPressure()))
+    assert free_rows(line.dispatcher, "m") == 2
 
 
 def test_a_row_is_free_if_no_interactive_request_has_it_or_waits_for_one() -> None:
