@@ -60,6 +60,7 @@ LANES = (
     Lane("sets", 4, "tests.worker.ranks.lives --first-seed {seed} --seeds {count}"),
     Lane("attacks", 100, "tests.security.attacks --seed {seed} --count {count}", least=5),
     Lane("power", 300, "tests.faults.power_failures --seed {seed} --kills {count}", least=3),
+    Lane("pressure", 1, "tests.faults.memory_pressure --runs {count}"),
     Lane("disk", 500, "tests.faults.disk_kills --seed {seed} --kills {count}"),
     Lane("rows", 50, "tests.worker.zoo --first-seed {seed} --seeds {count}"),
     Lane("sights", 50, "tests.worker.vision_models --first-seed {seed} --seeds {count}"),
