@@ -139,8 +139,8 @@ def _batches(batches: Document) -> list[RenderableType]:
 
 def _alerts(document: Document) -> list[Text]:
     """Return a line for each model whose last start failed, and for the machines that are short of memory."""
-    told = [(worker["host"], worker.get("pressure") or {}) for worker in document["workers"]]
-    relieved = {(host, _RELIEF.get(pressure.get("relief", ""), "")) for host, pressure in told}
+    reported = [(worker["host"], worker.get("pressure") or {}) for worker in document["workers"]]
+    relieved = {(host, _RELIEF.get(pressure.get("relief", ""), "")) for host, pressure in reported}
     pressures = [
         Text(f"memory pressure of {host or 'the machine'}: {relief}", "yellow")
         for host, relief in sorted(relieved)

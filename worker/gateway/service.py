@@ -218,8 +218,8 @@ class Service:
         if relief is not None:
             self._model.inbox.put(RelieveMemory(relief))
         if relief is not None and relief != before:
-            told = self._relief.status
-            log.warning("memory pressure of the machine: %s; relief: %s", told.level, told.relief)
+            status = self._relief.status
+            log.warning("memory pressure of the machine: %s; relief: %s", status.level, status.relief)
 
     def _beat(self) -> None:
         self._relieve(time.monotonic())
