@@ -46,7 +46,7 @@ _INSTALL = """
     shasum -a 256 --check SHA256SUMS
     ssh-keygen -Y verify -f allowed_signers -I roundhouse -n file -s SHA256SUMS.sig < SHA256SUMS
 """
-"""The end of the notes. `allowed_signers`: `roundhouse` and the public key, from elsewhere than the release."""
+"""The end of the notes. `allowed_signers`: `roundhouse` and the public key, as published elsewhere."""
 
 
 class ReleaseError(Exception):
