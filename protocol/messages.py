@@ -117,7 +117,10 @@ class Generate(Message, frozen=True):
     `client`: equal for requests of one client, which share a turn in the worker's preparation queue. An
     opaque digest; never logged.
 
-    `adapter`: name of an adapter that the worker has; empty: the model alone."""
+    `adapter`: name of an adapter that the worker has; empty: the model alone.
+
+    `session`: opaque name, equal for the turns of one agent; `parent_session`: that of the agent which
+    started it. Empty: unknown."""
 
     id: Id
     sampling: Sampling
@@ -150,6 +153,8 @@ class Generate(Message, frozen=True):
     client: Id = ""
     adapter: Name = ""
     late_tools: Raw | UnsetType = UNSET
+    session: Id = ""
+    parent_session: Id = ""
 
 
 class Encode(Message, frozen=True):

@@ -268,7 +268,8 @@ class EngineRequest:
     `speculation`: tokens may be drafted, without changing the output; `prediction` is text that the output is
     likely to repeat. `sparse`: sparse prefill of a long prompt; None: the default. `left_out`: position
     ranges that another worker did not prefill. `relaxed`: keywords of its JSON schema that the output may
-    violate. `adapter`: its name; empty: the model alone.
+    violate. `adapter`: its name; empty: the model alone. `session` names the agent that it is a turn of,
+    `parent_session` the one that started that agent; empty: unknown.
     """
 
     id: str
@@ -299,6 +300,8 @@ class EngineRequest:
     left_out: tuple[tuple[int, int], ...] = ()
     relaxed: tuple[str, ...] = ()
     adapter: str = ""
+    session: str = ""
+    parent_session: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from broker.answers.answer import Answer
+from broker.dialects.sessions import NO_SESSION, SessionName, name_session
 from broker.middleware.media_memory import MediaLease, MediaMemory
 from protocol.common.api_keys import ApiKey
 
@@ -45,6 +47,8 @@ class RequestContext:
     interactive requests, and are not stored as responses: the batch has their results."""
     body: bytes | None = None
     """Its body, if that was read before its endpoint runs, or is captured by an inspection."""
+    session: SessionName = NO_SESSION
+    """The session that its headers name."""
     answer: Answer | None = None
     """The durable answer that its idempotency key stands for; None: it has no key."""
 
@@ -112,5 +116,6 @@ class RequestContextMiddleware:
 
         host = scope["client"][0] if scope.get("client") else ""
         with self._media.lease() as media:
-            scope[CONTEXT] = RequestContext(id.decode(), media, host)
+            session = name_session(Headers(scope=scope))
+            scope[CONTEXT] = RequestContext(id.decode(), media, host, session=session)
             await self._app(scope, receive, send_with_id)

@@ -18,6 +18,7 @@ from broker.answers.open_flights import OpenFlights
 from broker.api.rendering import ChatRendering, MessageRendering, TextRendering
 from broker.dialects.normalize import Conversation
 from broker.dialects.renderers import Renderer
+from broker.dialects.sessions import SessionName
 from broker.dispatch.admission import has_begun
 from broker.dispatch.dispatcher import Dispatcher
 from broker.dispatch.fleet import Target, UnloadedModel, Worker
@@ -141,8 +142,17 @@ def configured(
         if not isinstance(each, Generate):
             return structs.replace(each, **shared)  # it uses no cache
         max_tokens = settings.max_tokens_default if each.max_tokens is None else each.max_tokens
-        salt = salt_in(namespace, each.cache_salt)
-        return structs.replace(each, adapter=target.adapter, cache_salt=salt, max_tokens=max_tokens, **shared)
+        name = context.session if context.session.session else SessionName(each.session)
+        name = name.within(namespace)
+        return structs.replace(
+            each,
+            adapter=target.adapter,
+            cache_salt=salt_in(namespace, each.cache_salt),
+            max_tokens=max_tokens,
+            session=name.session,
+            parent_session=name.parent,
+            **shared,
+        )
 
     requests = [admitted(each) for each in requests]
     if settings.log_prompts:

@@ -53,6 +53,7 @@ def generate(
         ignore_eos=bool(body.ignore_eos),
         priority=body.priority or 0,
         cache_salt=body.salt,
+        session=body.prompt_cache_key or "",
         cache_pin=bool(body.cache_pin),
         thinking_budget=reasoning.budget_tokens,
         speculation=body.speculation is not False,

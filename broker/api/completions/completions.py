@@ -108,6 +108,7 @@ def generate(body: Body, *, id: str, incarnation: str) -> list[Generate]:
             sparse=sparse_of(body.sparse_prefill),
             priority=body.priority or 0,
             cache_salt=body.salt,
+            session=body.prompt_cache_key or "",
             cache_pin=bool(body.cache_pin),
             form=form,
         )

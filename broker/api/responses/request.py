@@ -78,6 +78,7 @@ def generate(
         sparse=sparse_of(body.sparse_prefill),
         priority=body.priority or 0,
         cache_salt=body.salt,
+        session=body.prompt_cache_key or "",
         cache_pin=bool(body.cache_pin),
         thinking_budget=reasoning.budget_tokens,
         source="input",

@@ -159,6 +159,8 @@ class TextPreparer:
             deadline_s=request.deadline_s,
             salt=request.cache_salt,
             adapter=request.adapter,
+            session=request.session,
+            parent_session=request.parent_session,
             pin=request.cache_pin,
             resume=tuple(request.resume),
             boundaries=self._boundaries(rendered, conversation, laid, limit.cancel_token),
