@@ -90,9 +90,9 @@ class Rejected(Message, frozen=True):
 class Generate(Message, frozen=True):
     """A generation request. `messages` is the canonical conversation; for raw completion it is replaced by
     `prompt` (text) or `tokens`, and for infilling `suffix` follows the generated text. `messages`, `tools`,
-    `late_tools` and `template_kwargs` are packed (`protocol.conversation`). `late_tools`: tools that may be called
-    too, but that a message defines, so that the prompt keeps its beginning. `source`: the prompt's parameter name, for
-    error messages; empty: the field's name. `max_tokens` None: until the context is full. The smallest
+    `late_tools` and `template_kwargs` are packed (`protocol.conversation`). `late_tools`: tools that may be
+    called too, but that a message defines, so that the prompt keeps its beginning. `source`: the prompt's
+    parameter name, for error messages; empty: the field's name. `max_tokens` None: until the context is full. The smallest
     `priority` is scheduled first. A request that has not finished `deadline_s` seconds after its arrival
     fails. Prefixes are shared only between requests with the same `cache_salt`, which may begin with a
     namespace (`protocol.prefix_namespace`); those of a request with `cache_pin` are evicted last. Each

@@ -184,8 +184,8 @@ class PrefixReuse(Struct, frozen=True, kw_only=True, omit_defaults=True):
     `tokens`: number of reused tokens. `tier`: `disk` if any part was read from disk, else `ram`; `none`
     without reuse. `miss`: why not more was reused, “diverged_at_N”, “incomplete”, “request” or “off” (see
     docs/tuning.md); empty if everything was. `message`, `role`: if the conversation goes on, which message no
-    stored prompt continues with, counted from 0 as the chat template has them; None: unknown. `left_out`: position
-    ranges (end exclusive) that sparse prefill skips, in order.
+    stored prompt continues with, counted from 0 as the chat template has them; None: unknown. `left_out`:
+    position ranges (end exclusive) that sparse prefill skips, in order.
     """
 
     tokens: Count = 0

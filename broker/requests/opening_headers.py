@@ -7,9 +7,9 @@ The first says how much of the prompt came from the prefix cache:
 `hit`: cached tokens / prompt tokens. `tier`: where they were stored: `ram`, `disk` (at least some of them) or
 `none`. `miss`: why no more was cached, one word of letters, digits and `_.:-`; `none` if everything was,
 `unreported` if the worker gives no reason. For several prompts the numbers are sums, and `miss` is that of
-the first prompt that has one. `message`: the message in which the prompt of a conversation that goes on diverges,
-with its role, such as `0:system`, if it does. `sparse`: number of prompt tokens that sparse prefill skipped, if any. As in
-`usage`, a prompt with several choices counts once.
+the first prompt that has one. `message`: the message in which the prompt of a conversation that goes on
+diverges, with its role, such as `0:system`, if it does. `sparse`: number of prompt tokens that sparse prefill
+skipped, if any. As in `usage`, a prompt with several choices counts once.
 
 The second names the keywords of the request's JSON schema that the answer may violate, because they cannot be
 enforced; it is absent if the answer matches the whole schema.

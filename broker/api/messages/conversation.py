@@ -61,8 +61,9 @@ def conversation(prompt: Prompt, *, system_in_place: bool) -> Conversation:
 
 
 def late_tools(prompt: Prompt) -> dict[str, str]:
-    """Return the definitions of the tools that are not at the beginning of the prompt, but in the message that
-    refers to them or adds them, by name: a tool that is loaded later would change the prompt from its start.
+    """Return the definitions of the tools that are not at the beginning of the prompt, but in the message
+    that refers to them or adds them, by name: a tool that is loaded later would change the prompt from its
+    start.
 
     None if no tool would be left at the beginning, or if they wait for a search of Anthropic's servers, which
     does not run here.

@@ -214,8 +214,8 @@ class AdditionalTools(InputItem):
 
 
 class ToolSearchOutput(AdditionalTools):
-    """Result of a tool search: the tools that it found, which are offered from here on and defined here, because
-    a change of the tools at the beginning would change the prompt from its start."""
+    """Result of a tool search: the tools that it found, which are offered from here on and defined here,
+    because a change of the tools at the beginning would change the prompt from its start."""
 
     call_id: str | None = None
     id: str | None = None

@@ -23,8 +23,8 @@ Described = Mapping[str, Any]
 
 
 class PlacedTools(NamedTuple):
-    """Tools. `within`: what stands before `tools` in their place, such as `input[2].`. `is_late`: they came behind
-    an answer, where a message defines them."""
+    """Tools. `within`: what stands before `tools` in their place, such as `input[2].`. `is_late`: they
+    came behind an answer, where a message defines them."""
 
     within: str
     tools: Sequence[Described]
@@ -73,9 +73,9 @@ class _Named(Struct):
 
 @dataclass(frozen=True, slots=True)
 class ResponsesToolOffer:
-    """`shown`: definitions for the chat template. `late`: those that a message has. `calling`: constraint on calls; None: unconstrained.
-    `namespaces`: namespace and name by flat name. `customs`: flat names of the custom tools. `builtins`:
-    names of the functions that stand for built-in tools."""
+    """`shown`: definitions for the chat template. `late`: those that a message has. `calling`:
+    constraint on calls; None: unconstrained. `namespaces`: namespace and name by flat name. `customs`: flat
+    names of the custom tools. `builtins`: names of the functions that stand for built-in tools."""
 
     shown: list[dict[str, Any]]
     calling: ToolCallConstraint | None
