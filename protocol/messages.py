@@ -92,10 +92,10 @@ class Generate(Message, frozen=True):
     `prompt` (text) or `tokens`, and for infilling `suffix` follows the generated text. `messages`, `tools`,
     `late_tools` and `template_kwargs` are packed (`protocol.conversation`). `late_tools`: tools that may be
     called too, but that a message defines, so that the prompt keeps its beginning. `source`: the prompt's
-    parameter name, for error messages; empty: the field's name. `max_tokens` None: until the context is full. The smallest
-    `priority` is scheduled first. A request that has not finished `deadline_s` seconds after its arrival
-    fails. Prefixes are shared only between requests with the same `cache_salt`, which may begin with a
-    namespace (`protocol.prefix_namespace`); those of a request with `cache_pin` are evicted last. Each
+    parameter name, for error messages; empty: the field's name. `max_tokens` None: until the context is full.
+    The smallest `priority` is scheduled first. A request that has not finished `deadline_s` seconds after its
+    arrival fails. Prefixes are shared only between requests with the same `cache_salt`, which may begin with
+    a namespace (`protocol.prefix_namespace`); those of a request with `cache_pin` are evicted last. Each
     reasoning section is closed at `thinking_budget` tokens; None: no limit. `speculation`: tokens may be
     drafted, also from the text `prediction`, without changing the output. `sparse`: sparse prefill of a long
     prompt; None: the worker's default. `left_out`: position ranges that the previous worker did not prefill,
