@@ -149,8 +149,8 @@ def _bodies(sent: bytes | bytearray) -> list[Any]:
 
 
 def _texts(value: Any, owner: str = "") -> Iterator[tuple[str, str]]:
-    """Yield what owns each text within a body, descriptions of tools too, and what of it is not to be dropped,
-    as within JSON."""
+    """Yield what owns each text within a body, descriptions of tools too, and what of it is not to be
+    dropped, as within JSON."""
     if isinstance(value, list):
         for each in value:
             yield from _texts(each, owner)
