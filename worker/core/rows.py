@@ -11,6 +11,7 @@ from protocol.types import BATCH_PRIORITY, PrefixReuse
 from worker.core.drafts import RowDrafts
 from worker.core.prefix.index import Match
 from worker.core.prefix.tree import Item
+from worker.core.sessions import Session
 from worker.interfaces import OutputProcessor
 from worker.values import EngineRequest, ImageInput
 
@@ -41,6 +42,7 @@ class Row:
     phase: Phase = Phase.WAITING
     burst: int = 0
     """Number of its burst: requests that came together."""
+    session: Session = field(default_factory=lambda: Session(0))
     deadline: float = math.inf
     is_blocked: bool = False
     """It waits for a prefix from disk or for importance scoring."""

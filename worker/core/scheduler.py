@@ -3,9 +3,10 @@
 Measured times are passed in. Each step decodes every started row, then prefills as much as the inter-token
 target leaves time for. The order is that of priority, then of arrival. Invariants: a request is in exactly
 one phase; at most `rows_max` rows run; reserved memory is at most `bytes_max`; no row takes a place or memory
-that an earlier one waits for. A preempted row keeps its place in the queue. Among rows that have a place,
-short prompts go before a long one in every other step, so that they wait for one of its chunks only. Lines of
-batches have the lowest priority, and are preempted when another row waits for their place or memory.
+that an earlier one waits for, unless that one is *held* for older sessions (`sessions`). A preempted row
+keeps its place in the queue. Among rows that have a place, short prompts go before a long one in every other
+step, so that they wait for one of its chunks only. Lines of batches have the lowest priority, and are
+preempted when another row waits for their place or memory.
 
 If the first row in the queue needs an image that is not cached, the step encodes that image and prefills
 nothing, so that streams wait for one image at a time.
@@ -33,6 +34,7 @@ from worker.core.prefill import (
 from worker.core.prefix.index import DIVERGED, Match, PrefixIndex
 from worker.core.prefix.sharing import OFF, Sharing
 from worker.core.rows import Chunk, EncodeImage, Group, Phase, Row, SchedulerOutput, row_of
+from worker.core.sessions import HELD_S_MAX, SMALL_SHARE, Sessions
 from worker.values import NO_EMBEDDINGS, EncodedImage, EngineRequest
 
 BURST_S = 0.25
@@ -74,6 +76,7 @@ class Scheduler:
             tokens_max=policy.prefill_tokens,
         )
         self._encoder_cache = EncoderCache(policy.image_bytes_max)
+        self._sessions = Sessions()
         self._arrivals = itertools.count()
         self._rows: dict[str, Row] = {}
         self._in: dict[Phase, dict[Row, None]] = {phase: {} for phase in Phase}
@@ -131,6 +134,7 @@ class Scheduler:
         number = next(self._arrivals)
         row.queue_key, row.prompt_group = (request.priority, number), self._prompt_group(row, number)
         row.burst = self._burst_at(now)
+        row.session = self._sessions.join(request.session, request.parent_session, now)
         row.submitted_at = now
         self._rows[row.id] = row
         self._in[Phase.WAITING][row] = None
@@ -145,6 +149,10 @@ class Scheduler:
         row = self._rows.pop(id, None)
         if row is not None:
             del self._in[row.phase][row]
+            row.session.running -= row.phase in _RUNNING
+            again_s = self._pace.seconds([PrefillCall(row.length, row.length // 2)])
+            needed = self.reservations.needs(row.length)
+            self._sessions.leave(row.session, needed, again_s, self._step_ended_at)
             self.reservations.release(row)
             self.reservations.pixel_bytes -= row.pixel_bytes
             self.reservations.forget()
@@ -268,6 +276,8 @@ class Scheduler:
         """Return whether the first row in the queue could be admitted now, by places and memory."""
         ready = self._ready()
         running = self.count(*_RUNNING)
+        if not ready and any(not row.is_blocked for row in self._in[Phase.WAITING]):
+            return False  # they are held
         if not (ready and running):
             return running < self._policy.rows_max
         yielding = self._yielding_to(ready[0])
@@ -340,7 +350,18 @@ class Scheduler:
 
     def _ready(self) -> list[Row]:
         """Return the rows that may be admitted, in order."""
-        return sorted((row for row in self._in[Phase.WAITING] if not row.is_blocked), key=_order)
+        kept_bytes = self._sessions.kept_bytes(self._step_ended_at)
+        waiting = (row for row in self._in[Phase.WAITING] if not row.is_blocked)
+        return sorted((row for row in waiting if not self._is_held(row, kept_bytes(row.session))), key=_order)
+
+    def _is_held(self, row: Row, kept: int) -> bool:
+        """Return whether a row waits for older sessions, which keep `kept` bytes: if there is no room for
+        them, for what runs, for the row, and for the prefix that it begins with."""
+        needed, limit = self.reservations.needs(row.length), self.reservations.bytes_max
+        has_waited = self._step_ended_at - row.submitted_at > HELD_S_MAX
+        if not kept or has_waited or needed <= SMALL_SHARE * limit:
+            return False
+        return self.reservations.reserved + kept + 2 * needed > limit
 
     def _yielding_to(self, first: Row) -> list[Row]:
         """Return the running rows that are preempted so that `first` is admitted: lines of batches for all
@@ -431,6 +452,7 @@ class Scheduler:
 
     def _move(self, row: Row, phase: Phase) -> None:
         del self._in[row.phase][row]
+        row.session.running += (phase in _RUNNING) - (row.phase in _RUNNING)
         row.phase = phase
         self._in[phase][row] = None
 
