@@ -34,7 +34,7 @@ PIECE = 7
 """Characters of a call's arguments in each delta."""
 
 KINDS = {
-    "run": ("bash", "exec_command", "run_shell_command", "exec"),
+    "run": ("bash", "exec_command", "run_shell_command", "exec", "terminal"),
     "read": ("read", "read_file"),
     "write": ("write", "write_file", "apply_patch"),
     "search": ("get_tide", "grep", "grep_search"),
