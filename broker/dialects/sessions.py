@@ -1,6 +1,6 @@
 """Sessions: which requests are turns of one agent, by the names that agents send. Pure.
 
-Agents name their conversations in headers, and some in `prompt_cache_key`. Anthropic's `metadata.user_id`
+Agents name their conversations in headers, and some in `prompt_cache_key`. Anthropic's user id in `metadata`
 names a user and a session in one text that changes between versions; whoever sends it sends headers too.
 """
 

@@ -216,9 +216,9 @@ class EngineCore:
         self.model.engine.drop(id)
 
     def _end_row_waits(self, row: Row) -> None:
+        self.sparse_prefill.drop(row)
         if self.store:
             self.store.drop(row)
-        self.sparse_prefill.drop(row)
 
     # --- steps ---
 
@@ -231,17 +231,15 @@ class EngineCore:
         self.counters.cache_bytes = self.model.engine.cache_bytes()
         plan = self.scheduler.plan(self.counters.cache_bytes)
         if self.store:
-            matches = [chunk.match for group in plan.groups for chunk in group if chunk.match]
             spare = self.scheduler.reservations.spare(self.counters.cache_bytes)
-            self.store.fit(spare, matches, self.scheduler.decoding)
+            self.store.fit(spare, plan.matches, self.scheduler.decoding)
         self._count_rows()  # a row stuck in prefill is reported as running
         for row in plan.preempted:
             log.info("%s: preempted at %d tokens", row.id, row.length, extra=about(row.id))
             self.model.engine.drop(row.id)
         # Importance scoring and prefill take turns.
-        weighs = (
-            not plan.to_encode and self.sparse_prefill.rows and (not plan.groups or self.counters.steps % 2)
-        )
+        has_turn = not plan.groups or self.counters.steps % 2
+        weighs = not plan.to_encode and self.sparse_prefill.rows and has_turn
         for group in () if weighs else plan.groups:
             self._prefill(group)
             if not self.inbox.empty():
@@ -301,9 +299,7 @@ class EngineCore:
 
     def _hand_out(self, step: StepOutput) -> None:
         for id, failure in step.failed.items():
-            level = (
-                logging.INFO if isinstance(failure, GuideError) else logging.ERROR
-            )  # the client's, or ours
+            level = logging.INFO if isinstance(failure, GuideError) else logging.ERROR
             log.log(level, "%s: grammar failed", id, exc_info=failure, extra=about(id))
             self._fail_row(id, engine_error(failure))
         if step.tokens:
