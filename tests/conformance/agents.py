@@ -1,8 +1,8 @@
 """Agents from npm and PyPI do ten steps by tools, each over its own API, and hand one on if they have several agents.
 
 An agent passes if it has done them, exits with status 0, received no errors, and all its tools and texts
-reached the worker. What it sent is then recorded, for the tests that replay it. Needs npm, and uv for those from
-PyPI; Node comes with the agents."""
+reached the worker. What it sent is then recorded, for the tests that replay it. Needs npm, and uv for those
+from PyPI; Node comes with the agents."""
 
 from __future__ import annotations
 
