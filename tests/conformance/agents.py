@@ -1,4 +1,4 @@
-"""Agents from npm and PyPI do ten steps by tools, each over its own API, and hand one on if they have several agents.
+"""Agents from npm and PyPI do ten steps by tools, each over its own API, and hand one on to others of theirs.
 
 An agent passes if it has done them, exits with status 0, received no errors, and all its tools and texts
 reached the worker. What it sent is then recorded, for the tests that replay it. Needs npm, and uv for those

@@ -30,8 +30,8 @@ from broker.api.responses.items import PASSED_OVER
 from broker.api.tokens import tokens
 from protocol.errors import RequestError
 from tests.broker.api.responses.stored_responses import response_store, result_of
-from tests.broker.api.test_agents import CLAUDE_CODE, CODEX
-from tests.faults.documents import CHAT, MESSAGES, RESPONSES, VALID, change_places
+from tests.conformance import recorder
+from tests.faults.documents import RESPONSES, VALID, change_places
 
 DOCUMENT: Any = json.loads(openapi.written(version="1.0", keyed=True))
 SCHEMAS: dict[str, Any] = DOCUMENT["components"]["schemas"]
@@ -169,7 +169,10 @@ def test_every_body_of_the_table_can_be_read() -> None:
         assert is_valid(PATHS[kind], body)
 
 
-@pytest.mark.parametrize(("path", "body"), [*VALID, (CHAT, CODEX), (MESSAGES, CLAUDE_CODE)])
+AGENTS = [recorder.load(name).requests[-1] for name in recorder.names()]
+
+
+@pytest.mark.parametrize(("path", "body"), [*VALID, *((sent.path, sent.body) for sent in AGENTS)])
 def test_valid_examples_are_taken_and_match_the_schema(path: str, body: dict[str, Any]) -> None:
     assert is_valid(path, body)
     assert is_taken(KINDS[path.partition("?")[0]], body)
