@@ -221,8 +221,7 @@ class Simulation:
             self.scheduler.on_step_end(self.now, decoded=None)
         used = TOKEN_BYTES * sum(row.length for row in self.scheduler if row.bytes)
         plan = self.scheduler.plan(used)
-        matches = [chunk.match for group in plan.groups for chunk in group if chunk.match]
-        self.store.fit(self.scheduler.reservations.spare(used), matches, self.scheduler.decoding)
+        self.store.fit(self.scheduler.reservations.spare(used), plan.groups, self.scheduler.decoding)
         held = self.store.index.ram_bytes + self.scheduler.reservations.reserved
         self.figures.peak = max(self.figures.peak, held / self.bytes_max)
         for group in plan.groups:

@@ -7,6 +7,7 @@ the lock does not have.
 
 from __future__ import annotations
 
+import argparse
 import base64
 import contextlib
 import io
@@ -155,6 +156,7 @@ def newer_than_locked(versions: Mapping[str, str], lock: str) -> list[str]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         uv, place = os.environ.get("UV", "uv"), Path(folder)
         wheel = Path(next(WheelBuilder(str(ROOT)).build(directory=folder)))

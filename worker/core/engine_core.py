@@ -232,7 +232,7 @@ class EngineCore:
         plan = self.scheduler.plan(self.counters.cache_bytes)
         if self.store:
             spare = self.scheduler.reservations.spare(self.counters.cache_bytes)
-            self.store.fit(spare, plan.matches, self.scheduler.decoding)
+            self.store.fit(spare, plan.groups, self.scheduler.decoding)
         self._count_rows()  # a row stuck in prefill is reported as running
         for row in plan.preempted:
             log.info("%s: preempted at %d tokens", row.id, row.length, extra=about(row.id))

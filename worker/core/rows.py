@@ -236,8 +236,3 @@ class SchedulerOutput:
     groups: Sequence[Group] = ()
     preempted: Sequence[Row] = ()
     to_encode: EncodeImage | None = None
-
-    @property
-    def matches(self) -> list[Match]:
-        """The stored prefixes that are restored."""
-        return [chunk.match for group in self.groups for chunk in group if chunk.match]

@@ -25,7 +25,7 @@ from worker.core.prefix.index import BLOCK_TOKENS, Match, PrefixIndex, keep
 from worker.core.prefix.sharing import REUSED_TOKENS_MIN
 from worker.core.prefix.tree import Block, Item
 from worker.core.prefix.write_budget import may_write
-from worker.core.rows import Phase, Row
+from worker.core.rows import Group, Phase, Row
 from worker.interfaces import Engine, Model
 from worker.process.device_errors import raise_if_device_failed
 from worker.values import CacheSegment, CacheSlice, EngineRequest
@@ -267,18 +267,19 @@ class PrefixStore:
 
     # --- bounds ---
 
-    def fit(self, ram_max: int | None, matches: Iterable[Match] = (), rows: Iterable[Row] = ()) -> None:
+    def fit(self, ram_max: int | None, groups: Iterable[Group] = (), rows: Iterable[Row] = ()) -> None:
         """Evict prefixes beyond the memory limit. `ram_max`: the memory that rows leave.
 
-        `matches`: about to be restored, and not evicted. They and the rows' caches exceed the limit for a
-        moment, as does a row's copy when it ends; otherwise a conversation that takes more than half of the
+        `groups`: what they restore is not evicted. It and the rows' caches exceed the limit for a moment, as
+        does a row's copy when it ends; otherwise a conversation that takes more than half of the
         memory would be computed again at each turn. `rows`: those that decode. What they alone use is evicted
         first, because it is in their caches, from which it is stored again when they end.
         """
         limit = self._ram_limit if ram_max is None else min(self._ram_limit, ram_max)
         if self.index.ram_bytes <= limit:
             return
-        held = [item for match in matches for item in match.items]
+        chunks = [chunk for group in groups for chunk in group]
+        held = [item for chunk in chunks if chunk.match for item in chunk.match.items]
         self.index.hold(held)
         self.index.shrink_ram(limit, [row.stored for row in rows if row.stored])
         self.index.release(held)
