@@ -38,6 +38,9 @@ PUBLIC_PATHS = {
     "/v1/responses", "/v1/responses/{id}", "/v1/responses/{id}/input_items", "/v1/responses/{id}/cancel",
     "/v1/responses/compact", "/v1/conversations", "/v1/conversations/{id}", "/v1/conversations/{id}/items",
     "/v1/conversations/{id}/items/{item_id}",
+    # So is a stream that was lost; a conversation is named by its client, within its own key.
+    "/v1/chat/completions/{id}/stream", "/v1/completions/{id}/stream", "/v1/messages/{id}/stream",
+    "/v1/stream", "/v1/stream/{id:path}", "/v1/streams/lookup",
 }  # fmt: skip
 """Paths whose answers are the client's own, or the same for everyone."""
 
