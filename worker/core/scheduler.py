@@ -149,10 +149,11 @@ class Scheduler:
         row = self._rows.pop(id, None)
         if row is not None:
             del self._in[row.phase][row]
-            row.session.running -= row.phase in _RUNNING
-            again_s = self._pace.seconds([PrefillCall(row.length, row.length // 2)])
-            needed = self.reservations.needs(row.length)
-            self._sessions.leave(row.session, needed, again_s, self._step_ended_at)
+            row.session.count(-1, self._step_ended_at)
+            if row.phase in _RUNNING:
+                row.session.running -= 1
+                row.session.nbytes = self.reservations.needs(row.length)
+                row.session.kept_s = self._pace.seconds([PrefillCall(row.length, row.length // 2)])
             self.reservations.release(row)
             self.reservations.pixel_bytes -= row.pixel_bytes
             self.reservations.forget()

@@ -32,7 +32,7 @@ SESSIONS_MAX = 1024
 class Session:
     """A session. `number`: the smallest is the oldest. `requests`, `running`: its requests in the scheduler,
     and how many of them have memory; those of sub-agents count only for `requests`. `nbytes`: memory of a row
-    as long as its last turn. It is kept for `kept_s` after `active_at`."""
+    as long as its last turn that ran. It is kept for `kept_s`, the time to compute it, after `active_at`."""
 
     number: int
     parent: Session | None = None
@@ -70,11 +70,6 @@ class Sessions:
             session = Session(next(self._numbers))
         session.count(1, now)
         return session
-
-    def leave(self, session: Session, nbytes: int, kept_s: float, now: float) -> None:
-        """Record that a request has gone, which took `nbytes`, and `kept_s` to compute."""
-        session.count(-1, now)
-        session.nbytes, session.kept_s = nbytes, kept_s
 
     def kept_bytes(self, now: float) -> Callable[[Session], int]:
         """Return a function to the bytes that sessions older than one keep now."""

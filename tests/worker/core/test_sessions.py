@@ -92,8 +92,18 @@ def test_a_subagent_is_as_old_as_the_session_that_started_it() -> None:
 def test_old_sessions_are_forgotten() -> None:
     sessions = Sessions()
     first = sessions.join("first", "", 0.0)
-    sessions.leave(first, 1, math.inf, 0.0)
+    first.count(-1, 0.0)
+    first.nbytes, first.kept_s = 1, math.inf
     for number in range(SESSIONS_MAX):
         sessions.join(f"s{number}", "", 1.0)
     assert sessions.join("first", "", 1.0).number > first.number
     assert len(sessions._named) <= SESSIONS_MAX
+
+
+def test_a_request_that_is_cancelled_before_it_runs_keeps_no_memory_for_its_session() -> None:
+    scheduler = _scheduler()
+    now = _turn(scheduler, "small", "c", 100, 0.0)
+    _add(scheduler, "big", "a", 1000, now)
+    scheduler.drop("big")
+    _add(scheduler, "next", "b", 500, now)
+    assert [chunk.row.id for group in scheduler.plan().groups for chunk in group] == ["next"]
