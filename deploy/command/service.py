@@ -13,13 +13,18 @@ from deploy.command.endpoint import exit_on_errors
 def install(
     context: typer.Context,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the files without installing.")] = False,
+    user: Annotated[
+        str | None, typer.Option(help="With sudo on macOS: run at boot, without a login, as this user.")
+    ] = None,
 ) -> None:
     """Start gateway and worker at login and keep them running. Accepts the flags of roundhouse serve."""
     from deploy.units import jobs, service
     from deploy.units.manager import ServiceError
 
     with exit_on_errors(service.PROGRAM, ServiceError):
-        manager, wanted = service.manager_here(), jobs.read(context.args, os.environ)
+        manager = service.manager_here(user)
+        with manager.acting():
+            wanted = jobs.read(context.args, os.environ)
         if dry_run:
             for name, text in manager.files(jobs.masked(wanted)).items():
                 typer.echo(f"# {manager.folder / name}\n{text}")

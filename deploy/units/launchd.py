@@ -1,4 +1,5 @@
-"""Jobs as launchd agents of the logged-in user: launchd.plist(5), launchctl(1)."""
+"""Jobs under launchd: agents of the logged-in user, or daemons, which need no login. launchd.plist(5),
+launchctl(1)."""
 
 from __future__ import annotations
 
@@ -6,17 +7,19 @@ import contextlib
 import math
 import os
 import plistlib
+import pwd
 import re
+import sys
 import tempfile
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from deploy.serving.commandlines import python_module
+from deploy.serving.commandlines import SOURCE_FOLDER, python_module
 from deploy.supervisor.stderr import stderr_tail
 from deploy.units.jobs import FILES_MAX, Job
 from deploy.units.manager import COMMAND_S_MAX, Run, ServiceError, Status, must, run_command
@@ -30,30 +33,68 @@ THROTTLE_S = 5
 _LET_GO_S_MAX = 10.0
 _TAIL_BYTES = 8192
 _KILL_WAIT_S = 10.0
+_MACHINE = "system"
 _TOP_LEVEL = re.compile(r"^\t([^\t=]+) = (.*)$", re.MULTILINE)
 _MEETING_VARIABLES = ("XDG_RUNTIME_DIR", "XDG_STATE_HOME", "TMPDIR")
 
 
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """A domain of launchd. `target`: its name for `launchctl`. `folder`: its plists. `variables`: those of
+    each job. `user`: whose processes the jobs of root are; None: those of the domain's user."""
+
+    target: str
+    folder: Path
+    logs: Path
+    variables: Mapping[str, str]
+    user: pwd.struct_passwd | None = None
+
+
+def agents(home: Path, environ: Mapping[str, str], uid: int) -> Domain:
+    """Return the domain of a user who is logged in at the screen."""
+    library = home / "Library"
+    # The endpoint between gateway and worker depends on these, so they must not vary by session.
+    meeting = {name: environ[name] for name in _MEETING_VARIABLES if name in environ}
+    variables = meeting or {"TMPDIR": tempfile.gettempdir()}
+    return Domain(f"gui/{uid}", library / "LaunchAgents", library / "Logs" / "roundhouse", variables)
+
+
+def daemons(user: pwd.struct_passwd | None, library: Path = Path("/Library")) -> Domain:
+    """Return the domain of the machine. `user`: None if nothing is installed there."""
+    home = {"HOME": user.pw_dir, "USER": user.pw_name} if user else {}
+    return Domain(_MACHINE, library / "LaunchDaemons", library / "Logs" / "roundhouse", home, user)
+
+
 class Launchd:
-    """The agents of one user."""
+    """The jobs of one domain."""
 
     pattern = f"{PREFIX}*{SUFFIX}"
 
-    def __init__(self, home: Path, environ: Mapping[str, str], uid: int, run: Run = run_command) -> None:
-        self.folder = home / "Library" / "LaunchAgents"
-        self._logs = home / "Library" / "Logs" / "roundhouse"
-        # The endpoint between gateway and worker depends on these, so they must not vary by session.
-        self._meeting = {name: environ[name] for name in _MEETING_VARIABLES if name in environ} or {
-            "TMPDIR": tempfile.gettempdir()
-        }
-        self._domain = f"gui/{uid}"
+    def __init__(self, domain: Domain, run: Run = run_command) -> None:
+        self.folder = domain.folder
+        self._logs = domain.logs
+        self._domain = domain
         self._run = run
 
     def check(self) -> None:
-        done = self._run(["launchctl", "print", self._domain])
+        done = self._run(["launchctl", "print", self._domain.target])
         if done.returncode:
             reason = done.stderr.strip()
             raise ServiceError(f"cannot reach launchd; agents need a user logged in at the screen: {reason}")
+
+    @contextlib.contextmanager
+    def acting(self) -> Iterator[None]:
+        if self._domain.target != _MACHINE:
+            yield
+            return
+        if (user := self._domain.user) is None:
+            raise ServiceError("say whose processes they will be: --user NAME, not root")
+        with acting_as(user):
+            for path in (Path(sys.executable), SOURCE_FOLDER):
+                if not os.access(path, os.R_OK, effective_ids=os.access in os.supports_effective_ids):
+                    advice = "install Roundhouse in a folder that all can read, such as /opt/roundhouse"
+                    raise ServiceError(f"{user.pw_name} cannot read {path}: {advice}")
+            yield
 
     def files(self, jobs: Sequence[Job]) -> dict[str, str]:
         return {
@@ -66,7 +107,7 @@ class Launchd:
         plist: dict[str, Any] = {
             "Label": PREFIX + job.name,
             "ProgramArguments": self._program(job),
-            "EnvironmentVariables": {**self._meeting, **job.environment},
+            "EnvironmentVariables": {**self._domain.variables, **job.environment},
             "WorkingDirectory": str(job.folder),
             "RunAtLoad": True,
             "KeepAlive": {"SuccessfulExit": False},
@@ -78,6 +119,8 @@ class Launchd:
             "StandardErrorPath": log,
             "Umask": 0o077,
         }
+        if self._domain.user is not None:
+            plist["UserName"] = self._domain.user.pw_name
         if job.address is not None:
             host, port = job.address
             plist["Sockets"] = {
@@ -104,13 +147,15 @@ class Launchd:
 
     def load(self, names: Collection[str], changed: Collection[str]) -> None:
         self._logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if (user := self._domain.user) is not None:
+            os.chown(self._logs, user.pw_uid, user.pw_gid)
         for name in names:
             if name not in changed and self._print(name) is not None:
                 continue
             self.unload([name])
             self._starts(_job_name(name)).unlink(missing_ok=True)
             must(self._run(["launchctl", "enable", self._target(name)]))
-            must(self._run(["launchctl", "bootstrap", self._domain, str(self.folder / name)]))
+            must(self._run(["launchctl", "bootstrap", self._domain.target, str(self.folder / name)]))
 
     def restart(self, name: str) -> None:
         if self._print(name) is None:
@@ -170,11 +215,44 @@ class Launchd:
         return None if done.returncode else done.stdout
 
     def _target(self, name: str) -> str:
-        return f"{self._domain}/{name.removesuffix(SUFFIX)}"
+        return f"{self._domain.target}/{name.removesuffix(SUFFIX)}"
 
 
-def for_this_user() -> Launchd:
-    return Launchd(Path.home(), os.environ, os.getuid())
+def for_this_user(user: str | None) -> Launchd:
+    """Return the agents of the current user; of root, the daemons, which run as `user`. Raises
+    `ServiceError`."""
+    if os.geteuid():
+        if user is not None:
+            raise ServiceError("--user is for services that start without a login, which need sudo")
+        return Launchd(agents(Path.home(), os.environ, os.getuid()))
+    try:
+        return Launchd(daemons(pwd.getpwnam(user) if user is not None else None))
+    except KeyError:
+        raise ServiceError(f"there is no user {user}; docs/services.md says how to create one") from None
+
+
+@contextlib.contextmanager
+def acting_as(user: pwd.struct_passwd) -> Iterator[None]:
+    """Be another user, with their home: root only. What is read or created inside is read or created by
+    them."""
+    before = (os.geteuid(), os.getegid(), os.getgroups(), dict(os.environ))
+    for name in _MEETING_VARIABLES:
+        os.environ.pop(name, None)
+    os.environ["HOME"] = user.pw_dir
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.initgroups(user.pw_name, user.pw_gid)
+        os.setegid(user.pw_gid)
+    os.seteuid(user.pw_uid)
+    try:
+        yield
+    finally:
+        os.seteuid(before[0])
+        if is_root:
+            os.setegid(before[1])
+            os.setgroups(before[2])
+        os.environ.clear()
+        os.environ.update(before[3])
 
 
 def read_status(name: str, printed: str | None) -> Status:

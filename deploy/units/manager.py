@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -37,6 +38,9 @@ class Manager(Protocol):
 
     def check(self) -> None:
         """Raise `ServiceError` if the manager cannot be reached, before anything is changed."""
+
+    def acting(self) -> AbstractContextManager[None]:
+        """Be the user whose processes the jobs will be, while their settings are read."""
 
     def files(self, jobs: Sequence[Job]) -> dict[str, str]:
         """Return the texts of the files to install, by file name."""

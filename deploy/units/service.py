@@ -29,9 +29,10 @@ from protocol.common.secure_files import replace_private
 PROGRAM = "roundhouse service"
 
 
-def manager_here() -> Manager:
-    """Return this machine's service manager for the current user."""
-    return launchd.for_this_user() if sys.platform == "darwin" else systemd.for_this_user()
+def manager_here(user: str | None = None) -> Manager:
+    """Return this machine's service manager for the current user. `user`: whose processes root's jobs are.
+    Raises `ServiceError`."""
+    return launchd.for_this_user(user) if sys.platform == "darwin" else systemd.for_this_user(user)
 
 
 def install(manager: Manager, jobs: Sequence[Job]) -> list[str]:

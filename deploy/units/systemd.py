@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from deploy.units.jobs import FILES_MAX, Job
@@ -39,6 +40,9 @@ class Systemd:
         done = self._systemctl("daemon-reload")
         if done.returncode:
             raise ServiceError(f"cannot reach your user's systemd: {done.stderr.strip()}")
+
+    def acting(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def files(self, jobs: Sequence[Job]) -> dict[str, str]:
         files = {}
@@ -97,7 +101,10 @@ class Systemd:
         return COMMAND_S_MAX + sum(float(match[1]) for match in found if match)
 
 
-def for_this_user() -> Systemd:
+def for_this_user(user: str | None) -> Systemd:
+    """Return the units of the current user. Raises `ServiceError` if `user` is given."""
+    if user is not None:
+        raise ServiceError("--user is for launchd; here `loginctl enable-linger` makes a login unnecessary")
     return Systemd(Path.home(), os.environ)
 
 

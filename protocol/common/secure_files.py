@@ -39,7 +39,7 @@ def database_files(path: Path) -> list[Path]:
 def is_private(folder: Path) -> bool:
     """Return whether `folder` is a folder, not a link, and only this user can enter it."""
     info = folder.lstat()
-    return stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid() and not info.st_mode & 0o077
+    return stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid() and not info.st_mode & 0o077
 
 
 def is_protected(folder: Path) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import plistlib
+import pwd
 import signal
 import subprocess
 import threading
@@ -18,14 +19,15 @@ import psutil
 
 from tests.deploy.supervisor.handover import handing_over, listening
 
-DOMAIN = f"gui/{os.getuid()}"
 END_S_MAX = 30.0
 LOOK_S = 0.02
 
 
 class Agent:
-    def __init__(self, plist: dict[str, Any], throttle_s: float) -> None:
+    def __init__(self, plist: dict[str, Any], domain: str, throttle_s: float) -> None:
+        assert plist.get("UserName") == (pwd.getpwuid(os.getuid()).pw_name if domain == "system" else None)
         self.plist = plist
+        self._domain = domain
         self.pid: int | None = None
         self.starts = 0
         self.last_exit: int | None = None
@@ -102,7 +104,7 @@ class Agent:
 
     def describe(self) -> str:
         """Describe the job as `launchctl print` does, with a nested section that has the same keys."""
-        lines = [f"{DOMAIN}/{self.plist['Label']} = {{", "\tactive count = 1"]
+        lines = [f"{self._domain}/{self.plist['Label']} = {{", "\tactive count = 1"]
         lines += [f"\texit timeout = {self.plist['ExitTimeOut']}"]
         lines += [f"\tstate = {'running' if self.pid else 'not running'}"]
         lines += ["\tendpoints = {", "\t\tpid = 1", "\t\tstate = active", "\t}"]
@@ -125,9 +127,10 @@ def _runs(pid: int) -> bool:
 
 
 class Agents:
-    """Jobs of one user. Call it with the arguments of a `launchctl` command."""
+    """Jobs of one domain. Call it with the arguments of a `launchctl` command."""
 
-    def __init__(self, throttle_s: float = 0.2) -> None:
+    def __init__(self, domain: str = f"gui/{os.getuid()}", throttle_s: float = 0.2) -> None:
+        self._domain = domain
         self.loaded: dict[str, Agent] = {}
         self.commands: list[str] = []
         self._throttle_s = throttle_s
@@ -137,13 +140,13 @@ class Agents:
         verb, target, *rest = words[1:]
         if verb != "print":
             self.commands.append(verb)
-        label = target.removeprefix(f"{DOMAIN}/")
+        label = target.removeprefix(f"{self._domain}/")
         match verb:
-            case "print" if target == DOMAIN:
-                return _done(words, out=f"{DOMAIN} = {{\n}}")
+            case "print" if target == self._domain:
+                return _done(words, out=f"{self._domain} = {{\n}}")
             case "print" if label in self.loaded:
                 return _done(words, out=self.loaded[label].describe())
-            case "kill" if (killed := self.loaded[rest[0].removeprefix(f"{DOMAIN}/")].pid) is not None:
+            case "kill" if (killed := self.loaded[rest[0].removeprefix(f"{self._domain}/")].pid) is not None:
                 os.kill(killed, signal.Signals[target])
                 return _done(words)
             case "kickstart" if label in self.loaded:
@@ -154,7 +157,7 @@ class Agents:
                 return _done(words)
             case "enable":
                 return _done(words)
-            case "bootstrap" if target == DOMAIN:
+            case "bootstrap" if target == self._domain:
                 return self._bootstrap(words, Path(rest[0]))
         return _done(words, 113, f'Could not find service "{label}" in domain for user gui')
 
@@ -162,7 +165,7 @@ class Agents:
         plist = plistlib.loads(path.read_bytes())
         if path.stat().st_mode & 0o022 or plist["Label"] in self.loaded:
             return _done(words, 5, "Bootstrap failed: 5: Input/output error")
-        self.loaded[plist["Label"]] = Agent(plist, self._throttle_s)
+        self.loaded[plist["Label"]] = Agent(plist, self._domain, self._throttle_s)
         return _done(words)
 
     def close(self) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import signal
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,10 +17,12 @@ import httpx
 import psutil
 import pytest
 
-from deploy.units import service
+from deploy.units import launchd, service
 from deploy.units.jobs import Job
 from deploy.units.jobs import read as read_jobs
 from deploy.units.launchd import PREFIX, Launchd
+from deploy.units.manager import ServiceError
+from protocol import sockets
 from tests.deploy.units.agents import Agent, Agents
 from tests.faults import streams
 from tests.system import START_S_MAX, eventually, free_port
@@ -63,17 +67,27 @@ def scripted(jobs: Sequence[Job]) -> list[Job]:
 
 
 @contextlib.contextmanager
-def installing(folder: Path, *flags: str) -> Iterator[Installed]:
+def installing(folder: Path, *flags: str, at_boot: bool = False) -> Iterator[Installed]:
     """Install the service, wait until it is ready, and remove it afterwards."""
-    port, environ = free_port(), {"XDG_RUNTIME_DIR": str(folder)}
-    agents, home = Agents(), folder / "home"
-    manager = Launchd(home, environ, os.getuid(), agents)
-    jobs = scripted(read_jobs(["--port", str(port), *flags], environ))
-    with contextlib.closing(agents), httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as http:
+    port, environ, home = free_port(), {"XDG_RUNTIME_DIR": str(folder)}, folder / "home"
+    domain = launchd.agents(home, environ, os.getuid())
+    if at_boot:
+        domain = launchd.daemons(living_in(home), home / "Library")
+    running = Agents(domain.target)
+    manager = Launchd(domain, running)
+    with manager.acting():
+        jobs = scripted(read_jobs(["--port", str(port), *flags], environ))
+    with contextlib.closing(running), httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as http:
         service.install(manager, jobs)
-        system = Installed(home, manager, agents, jobs, http)
+        system = Installed(home, manager, running, jobs, http)
         system.wait_ready()
         yield system
+
+
+def living_in(home: Path) -> pwd.struct_passwd:
+    """Return this user with another home."""
+    home.mkdir(mode=0o700)
+    return pwd.struct_passwd((*pwd.getpwuid(os.getuid())[:5], str(home), "/bin/sh"))
 
 
 def killed(system: Installed) -> None:
@@ -97,6 +111,38 @@ def test_killed_job_comes_back_and_the_other_stays(tmp_path: Path) -> None:
         _reload_the_gateway(system)
         _reload_and_reinstall(system)
         _stop_and_remove(system)
+
+
+def test_daemons_need_no_login_and_live_in_the_home_of_their_user(tmp_path: Path) -> None:
+    with installing(tmp_path, "--spare=0", at_boot=True) as system:
+        assert system.agent("worker").plist["EnvironmentVariables"]["HOME"] == str(system.home)
+        assert [path.name for path in system.manager.folder.iterdir()] == [
+            f"{PREFIX}{name}.plist" for name in ("gateway", "worker")
+        ]
+        service.remove(system.manager)
+        assert [path for path in (system.home / "Library").rglob("*") if not path.is_dir()] == []
+
+
+def test_settings_of_daemons_are_read_as_their_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        user = living_in(Path(folder) / "home")
+        if os.geteuid() == 0:
+            Path(folder).chmod(0o755)
+            user = pwd.struct_passwd((*pwd.getpwnam("nobody")[:5], *user[5:]))
+            os.chown(user.pw_dir, user.pw_uid, user.pw_gid)
+        before = (os.geteuid(), os.getegid(), os.getgroups(), Path.home())
+        with launchd.acting_as(user):
+            assert sockets.runtime_directory().is_relative_to(user.pw_dir)
+            assert os.geteuid() == sockets.runtime_directory().stat().st_uid == user.pw_uid
+        assert (os.geteuid(), os.getegid(), os.getgroups(), Path.home()) == before
+        monkeypatch.setattr("deploy.units.launchd.SOURCE_FOLDER", Path(folder) / "none")
+        with (
+            pytest.raises(ServiceError, match="install Roundhouse in a folder that all can read"),
+            Launchd(launchd.daemons(user)).acting(),
+        ):
+            pass
+    with pytest.raises(ServiceError, match="--user NAME, not root"), Launchd(launchd.daemons(None)).acting():
+        pass
 
 
 def _kill_gateway(system: Installed) -> None:

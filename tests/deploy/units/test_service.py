@@ -22,7 +22,7 @@ from deploy.serving.commandlines import SOURCE_FOLDER
 from deploy.supervisor.children import KILL_WAIT_S_MAX
 from deploy.units import jobs, service
 from deploy.units.jobs import Job, absolute_flags
-from deploy.units.launchd import Launchd
+from deploy.units.launchd import Launchd, agents
 from deploy.units.launchd import read_status as read_launchd
 from deploy.units.manager import COMMAND_S_MAX, ServiceError, Status
 from deploy.units.systemd import Systemd, service_unit
@@ -52,7 +52,7 @@ def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 def plists(home: Path, argv: list[str], environ: dict[str, str]) -> dict[str, dict[str, Any]]:
-    files = Launchd(home, environ, 501, Agents()).files(jobs.read(argv, environ))
+    files = Launchd(agents(home, environ, 501), Agents()).files(jobs.read(argv, environ))
     parsed = {name: plistlib.loads(text.encode()) for name, text in files.items()}
     assert all(name == f"{plist['Label']}.plist" for name, plist in parsed.items())
     return {plist["Label"]: plist for plist in parsed.values()}
@@ -298,7 +298,7 @@ def test_a_job_that_runs_is_given_what_launchd_knows_of_it_though_its_file_is_ne
         known = words[1] == "print" and "bootout" not in waits
         return subprocess.CompletedProcess(words, 0 if known else 113, "x = {\n\texit timeout = 600\n}", "")
 
-    manager = Launchd(tmp_path, {}, 501, launchctl)
+    manager = Launchd(agents(tmp_path, {}, 501), launchctl)
     manager.folder.mkdir(parents=True)
     (manager.folder / "mlx-roundhouse.worker.plist").write_bytes(plistlib.dumps({"ExitTimeOut": 20}))
     manager.unload(["mlx-roundhouse.worker.plist"])
@@ -358,6 +358,8 @@ def test_a_dry_run_prints_the_files_without_secrets_and_changes_nothing(
     platform: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("deploy.units.service.sys.platform", platform)
+    # Root's jobs would be daemons.
+    monkeypatch.setattr("deploy.units.launchd.for_this_user", lambda user: Launchd(agents(tmp_path, {}, 501)))
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("HF_TOKEN", "hf_very_secret")
     result = CliRunner().invoke(app, ["service", "install", "--model=some/model", "--dry-run"])
@@ -367,6 +369,19 @@ def test_a_dry_run_prints_the_files_without_secrets_and_changes_nothing(
     assert "HF_TOKEN" in result.stdout
     assert "secret" not in result.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize(
+    ("platform", "says"), [("linux", "loginctl enable-linger"), ("darwin", "there is no user nobody-here")]
+)
+def test_a_user_of_its_own_is_for_daemons_of_a_user_that_exists(
+    platform: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deploy.units.service.sys.platform", platform)
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    result = CliRunner().invoke(app, ["service", "install", "--user=nobody-here"])
+    assert result.exit_code == 78
+    assert says in result.stderr
 
 
 def test_command_is_run_and_its_failure_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
