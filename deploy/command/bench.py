@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from deploy.command.endpoint import Config, Host, Port
+from deploy.command.report import REPORT_FILE, show_and_write
 
 if TYPE_CHECKING:
     from deploy.load.client import Target
@@ -43,6 +44,7 @@ def bench(
     rounds: Annotated[int, typer.Option(min=1, help="Repetitions of each run.")] = 3,
     seed: Annotated[str | None, typer.Option(help="Seed of the prompts (default: random).")] = None,
     as_json: Annotated[Path | None, typer.Option("--json", help="File for JSON results; - prints.")] = None,
+    share: Annotated[Path | None, REPORT_FILE] = None,
     host: Host = None,
     port: Port = None,
     config: Config = None,
@@ -50,7 +52,8 @@ def bench(
     """Measure an endpoint under load: tokens per second, time to first text, time between pieces of text.
 
     Prompts are new in every round, except for --shared-tokens, so prefix caches do not help. The API key is
-    read from ROUNDHOUSE_API_KEYS or OPENAI_API_KEY.
+    read from ROUNDHOUSE_API_KEYS or OPENAI_API_KEY. With --share: five fixed figures of a server on this
+    machine.
     """
     import asyncio
 
@@ -61,6 +64,9 @@ def bench(
     from deploy.load.runner import Load, PromptShape
     from protocol.settings import reader as settings
 
+    if share is not None:
+        _share(share, url, model, host, port, config)
+        return
     shape, progress = PromptShape(prompt_tokens, shared_tokens), Console(stderr=True)
     counts = [None] if rate is not None else _numbers(concurrency)
     loads = [
@@ -89,6 +95,41 @@ def bench(
     for line in report.ratios(results):
         console.print(line, highlight=False)
     console.print(report.LEGEND, style="dim")
+
+
+def _share(
+    file: Path, url: str | None, model: str | None, host: str | None, port: int | None, config: Path | None
+) -> None:
+    """Measure the figures of a report, and write it."""
+    import asyncio
+
+    from rich.console import Console
+
+    from deploy.agents.models import LaunchError, is_near
+    from deploy.agents.profiles import Endpoint
+    from deploy.command.endpoint import exit_on_errors
+    from deploy.console import http
+    from deploy.load import figures, runner
+    from deploy.load.client import Target, TargetError, first_model
+    from deploy.machine import facts, report
+
+    with exit_on_errors(PROGRAM, TargetError, LaunchError):
+        address, key = _first(url, host, port, config)
+        if not is_near(address):
+            raise TargetError("--share describes this machine, so the server must run on it")
+        target = Target(address, model or asyncio.run(first_model(address, key)), key)
+        with Console(stderr=True).status("measuring") as status:
+            measuring = runner.measure(
+                {"": target}, figures.LOADS, figures.ROUNDS, secrets.token_hex(4), status.update
+            )
+            results = asyncio.run(measuring)
+        if errors := figures.errors(results):
+            raise TargetError(f"no figures, because requests failed: {', '.join(errors)}")
+        with http.open_client(Endpoint(address, *([key] if key else []))) as client:
+            served = report.of_server(target.model, http.get(client, "/v1/status"))
+        machine = report.of_machine(facts.gather("127.0.0.1", 0))
+        document = {"object": "bench", **machine, **served, "figures": figures.figures(results)}
+        show_and_write(document, file)
 
 
 def _numbers(text: str) -> list[int | None]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from deploy.command.endpoint import exit_on_errors, flags_of
+from deploy.command.report import REPORT_FILE, show_and_write
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from protocol.hosts import Backend
+    from protocol.types import ModelReport
 
 _STYLES = {"ok": "green", "note": "yellow", "wrong": "red"}
 
@@ -33,6 +35,7 @@ def doctor(
     ] = "",
     kv_bits: Annotated[int | None, typer.Option(help="With --model: as of `serve`.")] = None,
     kv_group_size: Annotated[int | None, typer.Option(help="With --model: as of `serve`.")] = None,
+    report: Annotated[Path | None, REPORT_FILE] = None,
 ) -> None:
     """Check this machine, and report problems with advice. Exits with status 1 if something will not work."""
     import os
@@ -46,10 +49,12 @@ def doctor(
     from deploy.serving.resolution import resolve_gateway
     from protocol.hosts import HostsError, read
 
+    machine = None
     with exit_on_errors("roundhouse doctor", HostsError):
         if hosts is None:
             found = resolve_gateway(flags_of(host, port, None), os.environ)
-            findings = doctoring.examine(facts.gather(found.host, found.port))
+            machine = facts.gather(found.host, found.port)
+            findings = doctoring.examine(machine)
         else:
             known = read(hosts)
             connected: Backend = "jaccl" if (backend or known.backend) == "jaccl" else "ring"
@@ -62,15 +67,29 @@ def doctor(
         if finding.advice:
             console.print(f"{'':22}{finding.advice}", style="dim", markup=False, soft_wrap=True)
     is_wrong = any(finding.verdict is doctoring.Verdict.WRONG for finding in findings)
-    if model and hosts is None:
+    passes = None
+    if model and machine is not None:
         kv = {"kv_bits": kv_bits, "kv_group_size": kv_group_size}
-        is_wrong |= _measure(model, kv, console)
+        passes, model_is_wrong = _measure(model, kv, console)
+        is_wrong |= model_is_wrong
+    if report is not None and machine is not None:
+        from deploy.machine import report as reports
+
+        document = {
+            "object": "doctor",
+            **reports.of_machine(machine),
+            "findings": reports.of_findings(findings),
+        }
+        if passes is not None:
+            document["passes"] = reports.of_passes(model, passes)
+        with exit_on_errors("roundhouse doctor"):
+            show_and_write(document, report)
     raise typer.Exit(is_wrong)
 
 
-def _measure(model: str, kv: Mapping[str, int | None], console: Console) -> bool:
-    """Print the context that fits beside a model, and its exactness table. Return whether something is wrong.
-    `kv`: settings of its KV caches besides those of the settings file."""
+def _measure(model: str, kv: Mapping[str, int | None], console: Console) -> tuple[ModelReport, bool]:
+    """Print the context that fits beside a model, and its exactness table. Return what was measured, and
+    whether something is wrong. `kv`: settings of its KV caches besides those of the settings file."""
     import os
 
     from rich.text import Text
@@ -93,4 +112,4 @@ def _measure(model: str, kv: Mapping[str, int | None], console: Console) -> bool
     for kind, verdict, text in table:
         head = (f"{verdict:<6}", _STYLES[verdict]), (f"{kind:<28}", "bold")
         console.print(Text.assemble(*head, text), soft_wrap=True)
-    return any(verdict == "wrong" for _, verdict, _ in table)
+    return found, any(verdict == "wrong" for _, verdict, _ in table)

@@ -164,7 +164,7 @@ async def measure(
     round warm up each side and measure its tokens per word. Raises `TargetError`."""
     scales = {name: await scale_of(target) for name, target in sides.items()}
     results: list[tuple[Load, Rounds]] = []
-    for load in loads:
+    for place, load in enumerate(loads):
         found: dict[str, list[Summary]] = {name: [] for name in sides}
         for number in range(rounds):
             names = list(sides)[:: -1 if number % 2 else 1]
@@ -172,7 +172,7 @@ async def measure(
                 tell(f"{load.name}, round {number + 1} of {rounds}, {name}")
                 # Different prompts in every round, load and side, so that no prefix is cached, not even if
                 # two sides are two models of one server.
-                words = f"{seed} {load.name} {number} {name}"
+                words = f"{seed} {place} {number} {name}"
                 samples = await run(sides[name], load, scales[name], words)
                 found[name].append(summarize(samples))
         results.append((load, found))

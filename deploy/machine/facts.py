@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import platform
 import resource
@@ -13,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -21,13 +24,15 @@ from deploy.serving import preflight
 from protocol import sockets
 from protocol.common.cuda_build import cuda_package
 
+_PACKAGES = ("mlx-roundhouse", "mlx", "mlx-metal", "mlx-lm", "mlx-vlm", "transformers")
 MLX_S_MAX = 60.0
 HEALTH_S_MAX = 2.0
-_TRY_MLX = """import mlx.core as mx
+_TRY_MLX = """import json
+import mlx.core as mx
 mx.eval(mx.ones(4) + 1)
 print(mx.default_device())
-print(mx.device_info().get("total_memory", 0) if mx.default_device() == mx.gpu else 0)"""
-"""Prints MLX's device, and the bytes of a GPU with memory of its own; 0: it has none."""
+print(json.dumps(mx.device_info()))"""
+"""Prints MLX's device and what MLX knows of it."""
 
 HEADROOM = 0.1
 """Default share that a worker leaves free."""
@@ -95,6 +100,21 @@ def _sysctl(name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Device:
+    """MLX's default device. `name`: empty if MLX does not work, and `error` says why. `info`: what MLX knows
+    of it."""
+
+    name: str = ""
+    info: Mapping[str, Any] = field(default_factory=dict)
+    error: str = ""
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes of a GPU with memory of its own; 0: it has none."""
+        return int(self.info.get("total_memory", 0)) if "gpu" in self.name else 0
+
+
+@dataclass(frozen=True, slots=True)
 class MachineFacts:
     """Facts about this machine. `mlx`: MLX's device; empty: MLX does not work, and `mlx_error` says why.
     `cuda_package`: that of MLX's CUDA build; empty: none. `port_user`: the listener at `port`: none (empty),
@@ -106,9 +126,11 @@ class MachineFacts:
     release: str = ""
     machine: str = ""
     memory: MachineMemory = field(default_factory=lambda: MachineMemory(0, 0))
-    version: str = ""
     mlx: str = ""
     mlx_error: str = ""
+    mlx_info: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    cores: int = 0
     cuda_package: str = ""
     port: int = 8000
     port_user: str = ""
@@ -125,7 +147,7 @@ class MachineFacts:
 
 def gather(host: str, port: int, environ: Mapping[str, str] = os.environ) -> MachineFacts:
     """Collect the facts. This takes a few seconds, because MLX is tried in a separate process."""
-    mlx, own_bytes, mlx_error = _try_mlx()
+    device = _try_mlx()
     held = hub.held()
     home = _existing(hub.folder())
     return MachineFacts(
@@ -133,10 +155,12 @@ def gather(host: str, port: int, environ: Mapping[str, str] = os.environ) -> Mac
         system=platform.system(),
         release=platform.mac_ver()[0] or platform.release(),
         machine=platform.machine(),
-        memory=read_memory(gpu_bytes=own_bytes),
-        version=metadata.version("mlx-roundhouse"),
-        mlx=mlx,
-        mlx_error=mlx_error,
+        memory=read_memory(gpu_bytes=device.own_bytes),
+        mlx=device.name,
+        mlx_error=device.error,
+        mlx_info=device.info,
+        versions=_versions(),
+        cores=os.cpu_count() or 0,
         cuda_package=cuda_package(),
         port=port,
         port_user=listening_process(host, port),
@@ -152,6 +176,14 @@ def gather(host: str, port: int, environ: Mapping[str, str] = os.environ) -> Mac
     )
 
 
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
 def listening_process(host: str, port: int) -> str:
     """Return the listener at a port: none (empty), `roundhouse`, or `another program`."""
     try:
@@ -165,11 +197,10 @@ def listening_process(host: str, port: int) -> str:
 def gpu_bytes() -> int:
     """Return the bytes of a GPU with memory of its own; 0: there is none. Where MLX's CUDA build is installed
     this takes a few seconds."""
-    return _try_mlx()[1] if cuda_package() else 0
+    return _try_mlx().own_bytes if cuda_package() else 0
 
 
-def _try_mlx() -> tuple[str, int, str]:
-    """Return MLX's device, the bytes of a GPU with memory of its own, and why MLX does not work."""
+def _try_mlx() -> Device:
     try:
         done = subprocess.run(
             [sys.executable, "-c", _TRY_MLX],
@@ -179,12 +210,12 @@ def _try_mlx() -> tuple[str, int, str]:
             timeout=MLX_S_MAX,
         )
     except (OSError, subprocess.SubprocessError) as error:
-        return "", 0, str(error)
+        return Device(error=str(error))
     if done.returncode:
         words = done.stderr.strip().splitlines()
-        return "", 0, words[-1] if words else "it crashes"
-    device, own_bytes = done.stdout.rstrip("\n").split("\n")[-2:]
-    return device, int(own_bytes), ""
+        return Device(error=words[-1] if words else "it crashes")
+    name, info = done.stdout.rstrip("\n").split("\n")[-2:]
+    return Device(name, json.loads(info))
 
 
 def _runtime_error() -> str:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deploy.load import runner
+from deploy.load import figures, runner
 from deploy.load.client import Target, TargetError
 from deploy.load.report import document, ratios, table
 from deploy.load.runner import Load, PromptShape, Scale, prompt_text
@@ -133,3 +133,22 @@ def test_a_stream_is_read_as_servers_write_it() -> None:
     assert (sample.prompt_tokens, sample.tokens, sample.cached_tokens) == (7, 9, 5)
     sample.note({"error": {"message": "gone"}}, 5.0)
     assert sample.error
+
+
+def test_shared_figures_are_those_of_their_loads(endpoint: Endpoint) -> None:
+    results = asyncio.run(runner.measure({"": TARGET}, figures.LOADS, 2, "seed", lambda told: None))
+    assert figures.errors(results) == []
+    found = figures.figures(results)
+    assert len(found) == 5
+    assert all(each["smallest"] <= each["median"] <= each["largest"] for each in found)
+    prompts = endpoint.asked[2:]
+    lengths = [len(text.split()) for text in prompts]
+    assert lengths == [60] * 2 * (4 + 16) + [1020] * 2 * (2 + 5)
+    long, again = prompts[40:42], prompts[44:49]
+    assert len({text[:500] for text in [*long, *again]}) == 3, "only the last load shares a prefix"
+    endpoint.status = 503
+    results = [
+        (load, {"": [summarize(asyncio.run(runner.run(TARGET, load, Scale(), "s")))]})
+        for load in figures.LOADS
+    ]
+    assert figures.errors(results) == ["503 busy"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -95,29 +96,38 @@ def test_a_port_is_free_or_somebodys() -> None:
 
 def test_this_machine_can_be_looked_at(tmp_path: Path) -> None:
     env = os.environ | {"HF_HUB_CACHE": str(tmp_path / "none yet"), "XDG_RUNTIME_DIR": str(tmp_path)}
+    file = tmp_path / "report.json"
     told = subprocess.run(
-        [sys.executable, "-m", "deploy", "doctor", "--port", str(free_port())],
-        capture_output=True, text=True, timeout=90, env=env,
+        [sys.executable, "-m", "deploy", "doctor", "--port", str(free_port()), "--report", str(file)],
+        capture_output=True, text=True, timeout=90, env=env, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     assert told.returncode == 0, told.stdout + told.stderr
     lines = {line[6:22].strip(): line for line in told.stdout.splitlines() if line[0] != " "}
     assert "uses Device" in lines["MLX"]
     assert lines["models here"].startswith("ok")
+    written = file.read_text()
+    assert written in told.stdout, "shown before it is written"
+    report = json.loads(written)
+    assert report["machine"]["device"] in lines["MLX"]
+    assert {"python", "mlx-roundhouse", "mlx", "transformers"} <= set(report["versions"])
+    assert {"MLX", "memory"} <= {finding["about"] for finding in report["findings"]}
+    private = {str(Path.home()), str(tmp_path), socket.gethostname()}
+    assert [word for word in private if word in written] == []
 
 
 def test_an_mlx_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facts_module, "MLX_S_MAX", 0.05)
     monkeypatch.setattr(facts_module, "_TRY_MLX", "import threading; threading.Event().wait()")
-    device, gpu_bytes, why = facts_module._try_mlx()
-    assert (device, gpu_bytes) == ("", 0)
-    assert "timed out after 0.05 seconds" in why
+    device = facts_module._try_mlx()
+    assert (device.name, device.own_bytes) == ("", 0)
+    assert "timed out after 0.05 seconds" in device.error
 
 
 def test_models_have_to_fit_into_a_gpu_that_has_its_own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(facts_module, "_TRY_MLX", f"print('Device(gpu, 0)'); print({7 * GB})")
-    device, gpu_bytes, why = facts_module._try_mlx()
-    assert (device, gpu_bytes, why) == ("Device(gpu, 0)", 7 * GB, "")
-    assert facts_module.read_memory("linux", gpu_bytes).usable == 7 * GB
+    monkeypatch.setattr(facts_module, "_TRY_MLX", "print('Device(gpu, 0)\\n{\"total_memory\": 7000000000}')")
+    device = facts_module._try_mlx()
+    assert (device.name, device.own_bytes, device.error) == ("Device(gpu, 0)", 7 * GB, "")
+    assert facts_module.read_memory("linux", device.own_bytes).usable == 7 * GB
     for package, found in (("mlx-cuda-13", 7 * GB), ("", 0)):
         monkeypatch.setattr(facts_module, "cuda_package", lambda package=package: package)
         assert facts_module.gpu_bytes() == found
