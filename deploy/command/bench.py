@@ -14,7 +14,11 @@ from deploy.command.endpoint import Config, Host, Port
 from deploy.command.report import REPORT_FILE, show_and_write
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from deploy.load.client import Target
+    from deploy.load.runner import Load
+    from deploy.load.samples import Rounds
 
 PROGRAM = "roundhouse bench"
 FILE_WIDTH = 140
@@ -59,7 +63,7 @@ def bench(
 
     from rich.console import Console
 
-    from deploy.load import report, runner
+    from deploy.load import runner
     from deploy.load.client import TargetError
     from deploy.load.runner import Load, PromptShape
     from protocol.settings import reader as settings
@@ -82,6 +86,15 @@ def bench(
     except (TargetError, settings.SettingsError, OSError) as error:
         settings.exit_with(PROGRAM, error)
     about = {"seed": seed, "sides": {name: [side.url, side.model] for name, side in sides.items()}}
+    _show(results, about, as_json)
+
+
+def _show(results: Sequence[tuple[Load, Rounds]], about: Mapping[str, object], as_json: Path | None) -> None:
+    """Print the results, or write them as JSON."""
+    from rich.console import Console
+
+    from deploy.load import report
+
     written = json.dumps(report.document(results, about), indent=1)
     if as_json is not None and str(as_json) == "-":
         typer.echo(written)

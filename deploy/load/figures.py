@@ -64,10 +64,10 @@ def figures(results: Sequence[tuple[Load, Rounds]]) -> list[dict[str, Any]]:
     rounds: dict[Load, Sequence[Summary]] = {load: side for load, sides in results for side in sides.values()}
     values = {figure.name: [figure.of(each) for each in rounds[figure.load]] for figure in _FIGURES}
     return [
-        _told(name, known) for name, each in values.items() if (known := [x for x in each if x is not None])
+        _spread(name, known) for name, each in values.items() if (known := [x for x in each if x is not None])
     ]
 
 
-def _told(name: str, values: Sequence[float]) -> dict[str, Any]:
+def _spread(name: str, values: Sequence[float]) -> dict[str, Any]:
     spread = {"median": statistics.median(values), "smallest": min(values), "largest": max(values)}
     return {"figure": name, **{word: float(f"{value:.3g}") for word, value in spread.items()}}

@@ -31,7 +31,8 @@ MESSAGES = {kind.__name__ for kind in (*get_args(messages.ToWorker), *get_args(m
 # Command flags that are not settings of a process.
 OF_COMMANDS = {
     "--config", "--with", "--gateway", "--help", "--version", "--dry-run", "--http2", "--print", "--url",
-    "--once", "--json", "--system", "--yes", "--no-history", "--max-concurrent", "--concurrency",
+    "--report", "--share", "--once", "--json", "--system", "--yes", "--no-history",
+    "--max-concurrent", "--concurrency",
     "--prompt-tokens", "--shared-tokens", "--compare", "--rounds", "--rate", "--requests", "--no-keep-awake",
     # of other programs
     "--auth-type", "--branch", "--excludes", "--from", "--hf-path", "--user",

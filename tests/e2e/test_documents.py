@@ -33,6 +33,10 @@ SERVED = '[serve]\nspare = 0\n[models.pocket]\naliases = ["small"]\n'
 NOT_RUN: Mapping[str, str] = {
     "sudo sysctl iogpu.wired_limit_mb=27852             # 85% of 32 GB; 0: the default": "macOS only",
     "roundhouse pull mlx-community/Qwen3.5-9B-4bit      # 6.0 GB; resumes a partial download": "a download",
+    "roundhouse pull mlx-community/Qwen3-1.7B-4bit                   # 1 GB": "a download",
+    "roundhouse doctor --model mlx-community/Qwen3-1.7B-4bit --report doctor.json": "a download",
+    "roundhouse serve --model mlx-community/Qwen3-1.7B-4bit": "its last command kills every worker",
+    "roundhouse bench --share figures.json": "tests/deploy/load measures its figures, which take minutes",
     "roundhouse adapters list": "the embedded model has no adapter",
     "roundhouse doctor --model mlx-community/Qwen3-8B-4bit": "a download",
     "curl -N http://127.0.0.1:8000/v1/models/pull -d "
