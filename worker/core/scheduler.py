@@ -351,7 +351,8 @@ class Scheduler:
 
     def _ready(self) -> list[Row]:
         """Return the rows that may be admitted, in order."""
-        kept_bytes = self._sessions.kept_bytes(self._step_ended_at)
+        is_idle = not self.count(*_RUNNING)
+        kept_bytes = self._sessions.kept_bytes(self._step_ended_at, is_idle=is_idle)
         waiting = (row for row in self._in[Phase.WAITING] if not row.is_blocked)
         return sorted((row for row in waiting if not self._is_held(row, kept_bytes(row.session))), key=_order)
 

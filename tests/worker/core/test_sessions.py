@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.factories import engine_request
 from worker.core.rows import Phase, Row
 from worker.core.scheduler import Scheduler, SchedulerConfig
-from worker.core.sessions import HELD_S_MAX, SESSIONS_MAX, Sessions
+from worker.core.sessions import HELD_S_MAX, IDLE_S, SESSIONS_MAX, Sessions
 
 TURN = st.tuples(st.sampled_from(["", "a", "b", "c", "d"]), st.integers(10, 1100), st.floats(0, 60))
 """Session, tokens of the prompt, and seconds until the next request comes."""
@@ -79,6 +79,20 @@ def test_a_session_behind_its_tool_call_keeps_its_memory_for_a_while() -> None:
     while scheduler.count(Phase.WAITING):
         now = _run(scheduler, now)
     assert 0 < now - began < HELD_S_MAX
+
+
+def test_an_idle_worker_does_not_wait_for_a_session_that_may_have_ended() -> None:
+    scheduler, slow_s = _scheduler(), 10.0
+    now = 0.0
+    for number in range(5):  # prefill is expensive: a prompt is worth keeping for minutes
+        _add(scheduler, f"a{number}", "a", 700, now)
+        while scheduler.get(f"a{number}"):
+            now = _run(scheduler, now, slow_s)
+    ended = now
+    _add(scheduler, "b", "b", 500, now)
+    while scheduler.count(Phase.WAITING):
+        now = _run(scheduler, now)
+    assert now - ended <= IDLE_S + 1
 
 
 def test_a_subagent_is_as_old_as_the_session_that_started_it() -> None:
