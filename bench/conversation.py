@@ -1,12 +1,27 @@
-"""An agent's conversation: a long system prompt with tools, then repeated tool calls and results."""
+"""An agent's conversation of random texts: a system prompt, tools, then repeated calls and results."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from bench.models import random_text
+
 Message = dict[str, Any]
+
+
+class Texts:
+    """Random texts from a first seed on, no two with a common prefix."""
+
+    def __init__(self, folder: Path, first: int) -> None:
+        self._folder = folder
+        self._seeds = itertools.count(first)
+
+    def __call__(self, tokens: int) -> str:
+        return random_text(self._folder, tokens, next(self._seeds))
 
 
 def _tool(name: str, description: str, **parameters: str) -> dict[str, Any]:
