@@ -106,6 +106,18 @@ def ready_to_encode(incarnation: str, facts: ModelInfo, settings: WorkerSettings
     )
 
 
+def store_limits(settings: WorkerSettings, bytes_max: int | None) -> StoreLimits:
+    """Return the limits of the prefix cache, in memory at most the `bytes_max` of all caches."""
+    known = [most for most in (settings.prefix_cache_ram, bytes_max) if most is not None]
+    return StoreLimits(
+        min(known, default=None),
+        settings.prefix_cache_disk,
+        prefix_folder(settings.prefix_cache_dir, os.environ, sys.platform),
+        settings.prefix_cache_disk_share,
+        settings.prefix_cache_writes,
+    )
+
+
 def ready_of(
     incarnation: str, facts: ModelInfo, policy: SchedulerConfig, *, stands_in: bool = False
 ) -> Ready:
@@ -253,14 +265,7 @@ class ModelThread:
                 model.info.context_length,
             )
         self._open_pool(partial(model.open_preparer, ready.context_length))
-        folder = prefix_folder(settings.prefix_cache_dir, os.environ, sys.platform)
-        limits = StoreLimits(
-            settings.prefix_cache_ram,
-            settings.prefix_cache_disk,
-            folder,
-            settings.prefix_cache_disk_share,
-            settings.prefix_cache_writes,
-        )
+        limits = store_limits(settings, policy.bytes_max)
         store = open_store(model, limits, self.inbox.put)
         told = msgspec.structs.replace(ready, store=store.name if store else "", adapters=adapters)
         self._tell_ready(told)

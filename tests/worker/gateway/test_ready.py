@@ -12,7 +12,7 @@ from protocol.types import Capabilities
 from tests.factories import request
 from tests.models.fixtures import model_folder
 from worker.core.memory_reservations import BLOCK_TOKENS
-from worker.gateway.model_thread import policy_of, ready_of
+from worker.gateway.model_thread import policy_of, ready_of, store_limits
 from worker.interfaces import Model
 from worker.load.load import ModelLoader
 
@@ -70,3 +70,12 @@ def test_encoded_images_have_a_part_of_the_memory_for_caches(
 def test_a_model_that_takes_no_images_keeps_all_memory_for_caches(dense: Model) -> None:
     policy = policy_of(WorkerSettings(cache_limit_bytes=800, image_cache=100), dense)
     assert (policy.image_bytes_max, policy.bytes_max) == (0, 800)
+
+
+@pytest.mark.parametrize(
+    ("given", "caches", "limit"), [(None, 900, 900), (2000, 900, 900), (300, 900, 300), (None, None, None)]
+)
+def test_prefixes_in_memory_have_at_most_the_memory_of_all_caches(
+    given: int | None, caches: int | None, limit: int | None
+) -> None:
+    assert store_limits(WorkerSettings(prefix_cache_ram=given), caches).ram == limit

@@ -380,9 +380,7 @@ def open_store(model: Model, limits: StoreLimits, post: Callable[[Command], None
     shape, facts = model.engine.shape, model.info
     if shape is None or limits.ram == 0:
         return None
-    ram_max = limits.ram
-    if ram_max is None:
-        ram_max = _RAM_DEFAULT if facts.cache_bytes_max is None else facts.cache_bytes_max
+    ram_max = _RAM_DEFAULT if limits.ram is None else limits.ram
     disk = None
     if limits.disk and facts.fingerprint:
         disk = DiskTier(
