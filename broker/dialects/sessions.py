@@ -1,15 +1,19 @@
 """Sessions: which requests are turns of one agent, by the names that agents send. Pure.
 
-Agents name their conversations in headers, and some in `prompt_cache_key`. Anthropic's user id in `metadata`
-names a user and a session in one text that changes between versions; whoever sends it sends headers too.
+Agents name their conversations in headers, and some in `prompt_cache_key`. Those of others are known by their
+beginning, once a tool has returned: who only asks once is no session that memory is kept for. Anthropic's
+user id in `metadata` names a user and a session in one text that changes between versions; whoever sends it
+sends headers too.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from protocol.conversation import pack
 
 
 class SessionHeaders(NamedTuple):
@@ -43,6 +47,15 @@ class SessionName:
 
 
 NO_SESSION = SessionName()
+
+
+def name_conversation(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Return a name for the conversation of an agent that sends none: by its messages up to the first of the
+    user, which each turn repeats. Empty before a tool has returned. `messages`: canonical."""
+    roles = [message["role"] for message in messages]
+    if "tool" not in roles or "user" not in roles:
+        return ""
+    return hashlib.blake2b(pack(messages[: roles.index("user") + 1]), digest_size=_NAME_BYTES).hexdigest()
 
 
 def name_session(headers: Mapping[str, str]) -> SessionName:

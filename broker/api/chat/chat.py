@@ -17,6 +17,7 @@ from broker.dialects.normalize import Conversation, normalize, prompt_end_option
 from broker.dialects.parameters import sampling, sparse_of, stop_strings, token_limit
 from broker.dialects.reasoning import options
 from broker.dialects.response_format import form_of
+from broker.dialects.sessions import name_conversation
 from broker.dialects.tools import as_text, is_whole
 from protocol.conversation import pack
 from protocol.messages import Accepted, Generate, PromptLogprobs
@@ -53,7 +54,7 @@ def generate(
         ignore_eos=bool(body.ignore_eos),
         priority=body.priority or 0,
         cache_salt=body.salt,
-        session=body.prompt_cache_key or "",
+        session=body.prompt_cache_key or name_conversation(messages),
         cache_pin=bool(body.cache_pin),
         thinking_budget=reasoning.budget_tokens,
         speculation=body.speculation is not False,

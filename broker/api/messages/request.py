@@ -14,6 +14,7 @@ from broker.dialects import tools
 from broker.dialects.body import encode
 from broker.dialects.normalize import prompt_end_options
 from broker.dialects.parameters import seed_of, sparse_of, token_limit
+from broker.dialects.sessions import name_conversation
 from broker.dialects.tools import ToolOffer, offer
 from protocol.conversation import ends_with_prefill, pack
 from protocol.messages import Generate
@@ -36,6 +37,7 @@ def generate(
         max_tokens=token_limit(body.max_tokens),
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
+        session=name_conversation(messages),
         cache_pin=bool(body.cache_pin),
         sparse=sparse_of(body.sparse_prefill),
         thinking_budget=body.reasoning_options.budget_tokens if thinks else None,

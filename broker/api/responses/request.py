@@ -17,6 +17,7 @@ from broker.dialects.normalize import Conversation, normalize
 from broker.dialects.parameters import sampling, sparse_of, stop_strings, token_limit
 from broker.dialects.reasoning import Reasoning, options
 from broker.dialects.response_format import schema_text
+from broker.dialects.sessions import name_conversation
 from protocol.conversation import pack
 from protocol.messages import Generate
 from protocol.types import Media, StructuredOutput
@@ -78,7 +79,7 @@ def generate(
         sparse=sparse_of(body.sparse_prefill),
         priority=body.priority or 0,
         cache_salt=body.salt,
-        session=body.prompt_cache_key or "",
+        session=body.prompt_cache_key or name_conversation(messages),
         cache_pin=bool(body.cache_pin),
         thinking_budget=reasoning.budget_tokens,
         source="input",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from broker.dialects.sessions import SessionName, name_session
+from broker.dialects.sessions import SessionName, name_conversation, name_session
 
 CLAUDE, CODEX = "x-claude-code-session-id", "session-id"
 
@@ -30,3 +30,12 @@ def test_names_differ_between_keys_and_reveal_nothing() -> None:
     assert len(names) == 3
     assert not any("secret" in name for name in names)
     assert name_session({"x-claude-code-agent-id": "a", CLAUDE: " "}).within("a") == SessionName()
+
+
+def test_an_agent_without_a_name_is_known_by_how_its_conversation_begins() -> None:
+    begin = [{"role": "system", "content": "You edit files."}, {"role": "user", "content": "Mend it."}]
+    call = [{"role": "assistant", "content": ""}, {"role": "tool", "content": "done"}]
+    assert name_conversation([]) == name_conversation(begin) == name_conversation(begin[:1] + call) == ""
+    name = name_conversation([*begin, *call])
+    assert name == name_conversation([*begin, *call, {"role": "user", "content": "Again."}, *call])
+    assert name not in ("", name_conversation([begin[0], {"role": "user", "content": "Test it."}, *call]))
