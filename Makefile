@@ -41,7 +41,7 @@ lint: $(INSTALLED)
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/mypy --no-error-summary
-	@$(BIN)/lint-imports
+	@$(BIN)/lint-imports --no-logo >.venv/imports.txt || { cat .venv/imports.txt; exit 1; }
 
 fmt: $(INSTALLED)
 	@$(BIN)/ruff check --quiet --fix .

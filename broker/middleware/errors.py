@@ -98,6 +98,8 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     elif error.status_code == 404:
         meant = _meant(request, path)
         hint = f" Set the client's base URL so that it requests {meant}." if meant else ""
+        if path.startswith("/api/") and not meant:
+            hint = " Ollama's own API is not served: use OpenAI's, with a base URL that ends in /v1."
         refusal = RequestError(Code.ROUTE_NOT_FOUND, f"No route exists at {path}.{hint}")
     else:
         refusal = RequestError(Code.INVALID_REQUEST, error.detail)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from broker.dispatch.flight import Flight
+from broker.dispatch.traffic import CLIENT_LEFT
 from protocol import conversation, packed_texts
 from protocol.common.log_context import about
 from protocol.messages import Embed, Finished, Generate, Rank, Request
@@ -60,7 +61,7 @@ def _end_of(flight: Flight) -> tuple[str, str, dict[str, int]]:
     counts = {"prompt_tokens": flight.prompt_tokens, "completion_tokens": flight.progress}
     if end is not None:
         return end.code, f"failed: {end.code}", counts
-    return "client_left", f"client left after {flight.progress} tokens", counts
+    return CLIENT_LEFT, f"client left after {flight.progress} tokens", counts
 
 
 def log_prompts(requests: Sequence[Request]) -> None:

@@ -131,11 +131,8 @@ def _share(
         if not is_near(address):
             raise TargetError("--share describes this machine, so the server must run on it")
         target = Target(address, model or asyncio.run(first_model(address, key)), key)
-        with Console(stderr=True).status("measuring") as status:
-            measuring = runner.measure(
-                {"": target}, figures.LOADS, figures.ROUNDS, secrets.token_hex(4), status.update
-            )
-            results = asyncio.run(measuring)
+        seed, tell = secrets.token_hex(4), Console(stderr=True).print
+        results = asyncio.run(runner.measure({"": target}, figures.LOADS, figures.ROUNDS, seed, tell))
         if errors := figures.errors(results):
             raise TargetError(f"no figures, because requests failed: {', '.join(errors)}")
         with http.open_client(Endpoint(address, *([key] if key else []))) as client:

@@ -69,6 +69,7 @@ def doctor(
     is_wrong = any(finding.verdict is doctoring.Verdict.WRONG for finding in findings)
     passes = None
     if model and machine is not None:
+        typer.echo(f"loading {model} and comparing its passes, which takes minutes", err=True)
         kv = {"kv_bits": kv_bits, "kv_group_size": kv_group_size}
         passes, model_is_wrong = _measure(model, kv, console)
         is_wrong |= model_is_wrong

@@ -20,6 +20,23 @@ REMOVED = {
 }
 """Settings of earlier versions, each with what to use instead."""
 
+ELSEWHERE = {
+    **dict.fromkeys(("max_model_len", "num_ctx"), "nothing: the context is what fits into the memory"),
+    **dict.fromkeys(("max_num_seqs", "decode_concurrency"), "--max-running"),
+    "max_num_batched_tokens": "nothing: chosen by what the machine does in time",
+    "gpu_memory_utilization": "--memory-budget",
+    "served_model_name": "--model NAME=MODEL",
+    **dict.fromkeys(("enable_prefix_caching", "enable_auto_tool_choice"), "nothing: it is on"),
+    "prompt_cache_size": "--prefix-cache-ram",
+    "quantization": "a model that is quantized, such as those of mlx-community in 4 bits",
+    **dict.fromkeys(("enable_lora", "lora_modules", "adapter_path"), "--adapter NAME=FOLDER"),
+    "tensor_parallel_size": "--hosts, for several machines",
+    "data_parallel_size": "--replicas",
+    **dict.fromkeys(("speculative_config", "speculative_model"), "--speculation, --draft-model"),
+    "keep_alive": "--unload-after, with several models",
+}
+"""Settings of other servers, each with what does the same here."""
+
 _REFUSALS = {
     errno.ENOENT: "no such file or folder",
     errno.EACCES: "permission denied: check its permissions and those of its parent folders",
@@ -36,10 +53,14 @@ def closest_match(name: str, known: Iterable[str]) -> str:
 
 
 def setting_hint(name: str, known: Iterable[str]) -> str:
-    """Return a hint to append to the name or flag of an unknown setting: what replaces a removed one, or
-    which one may be meant."""
-    instead = REMOVED.get(name.removeprefix("--").replace("-", "_"))
-    return f"; it was removed: {instead}" if instead else closest_match(name, known)
+    """Return a hint to append to the name or flag of an unknown setting: what replaces a removed or another
+    server's one, or which one may be meant."""
+    plain = name.removeprefix("--").replace("-", "_")
+    if instead := REMOVED.get(plain):
+        return f"; it was removed: {instead}"
+    if instead := ELSEWHERE.get(plain):
+        return f"; another server's, here {instead}"
+    return closest_match(name, known)
 
 
 def describe_os_error(error: Exception) -> str:

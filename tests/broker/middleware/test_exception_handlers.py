@@ -24,6 +24,8 @@ async def test_an_address_without_anything_or_without_the_method_is_an_error_obj
         answer = await house.post(path).end()
         assert answer.status == 404
         assert answer.error["message"].endswith("so that it requests /v1/chat/completions.")
+    answer = await house.post("/api/chat").end()
+    assert answer.error["message"].endswith("use OpenAI's, with a base URL that ends in /v1.")
     socket = await house.get("/v1/responses", sec_websocket_key="x", sec_websocket_version="13").end()
     assert (socket.status, socket.error["code"]) == (426, "websocket_unsupported")
     assert socket.headers["upgrade"] == "HTTP/1.1"

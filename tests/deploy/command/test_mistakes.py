@@ -35,6 +35,14 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 MISTAKES = [
     (["--prot", "8001"], "--prot: no such flag; did you mean --port?"),
+    (
+        ["--max-model-len", "4096"],
+        "--max-model-len: no such flag; another server's, here nothing: the context",
+    ),
+    (
+        ["--served-model-name=x"],
+        "--served-model-name: no such flag; another server's, here --model NAME=MODEL",
+    ),
     (["--max-kv-size", "9"], "--max-kv-size: no such flag; it was removed: --kv-bits takes less memory"),
     (["--body-timeot=5"], "did you mean the setting body_timeout? If so, set ROUNDHOUSE_BODY_TIMEOUT, or"),
     (["8001"], "8001: unexpected argument; see roundhouse serve --help"),
