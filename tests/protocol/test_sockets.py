@@ -183,7 +183,8 @@ def test_a_runtime_directory_that_is_not_ours_alone_is_refused(
             folder.chmod(0o710)
         case "theirs":
             sockets.runtime_directory()
-            monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
+            uid = os.geteuid()
+            monkeypatch.setattr(os, "geteuid", lambda: uid + 1)
         case "a link":
             (tmp_path / "elsewhere").mkdir(mode=0o700)
             folder.symlink_to(tmp_path / "elsewhere")
