@@ -32,13 +32,11 @@ TURNS, SYSTEM_TOKENS, QUESTION_TOKENS, CALL_TOKENS, ANSWER_TOKENS = 6, 400, 100,
 RESULT_TOKENS = (40, 120)
 SOON, SOON_S, LATE_S, BEGIN_S = 0.86, (0.05, 1.0), (2.0, 6.0), (0.0, 4.0)
 """Share of tools that return soon, bounds of both kinds in seconds, and of the time at which agents begin."""
-RUN_S_MAX = 1800.0
 
 
 @dataclass(frozen=True)
 class Session:
-    """What one agent had: its duration, seconds to the first text of each turn, and of each turn but the
-    first the cached share of the prompt before."""
+    """Seconds of a session and to the first text of each turn; of later turns the cached share."""
 
     seconds: float
     first_s: Sequence[float]
@@ -66,10 +64,8 @@ async def converse(http: httpx.AsyncClient, served: Server, folder: Path, agent:
 
 async def run(served: Server, folder: Path, agents: int, round: int) -> list[Session]:
     """Run all agents at once."""
-    async with client(served) as http, asyncio.timeout(RUN_S_MAX):
-        return await asyncio.gather(
-            *(converse(http, served, folder, agent, round) for agent in range(agents))
-        )
+    async with client(served) as http, asyncio.timeout(1800):
+        return await asyncio.gather(*(converse(http, served, folder, each, round) for each in range(agents)))
 
 
 def _line(name: str, memory: str, rounds: Sequence[Sequence[Session]]) -> list[str]:
@@ -101,7 +97,9 @@ def main() -> None:
     os.environ["ROUNDHOUSE_MAX_WAITING_TOKENS"] = str(10**9)
     lines = []
     for agents, memory in itertools.product(map(int, asked.agents.split(",")), asked.memory.split(",")):
-        os.environ["ROUNDHOUSE_CACHE_LIMIT_BYTES"] = str(parse_size(memory)) if memory != "0" else ""
+        os.environ.pop("ROUNDHOUSE_CACHE_LIMIT_BYTES", None)
+        if limit := parse_size(memory):
+            os.environ["ROUNDHOUSE_CACHE_LIMIT_BYTES"] = str(limit)
         done: dict[str, list[list[Session]]] = {name: [] for name in asked.servers.split(",")}
         for round, name in itertools.product(range(asked.rounds), done):
             with server(name, folder, agents, reuse=True) as served:

@@ -54,7 +54,9 @@ def measure(task: Task) -> Iterator[list[Entry]]:
 async def _converse(server: Server, folder: Path, round: int) -> dict[str, float]:
     texts = Texts(folder, SEEDS_OF_ROUND * round)
     async with client(server) as http:
-        return await _turns(http, server, texts) | await _crowd(http, server, texts)
+        if not round:  # the warm-up
+            return await _turns(http, server, texts, 2)
+        return await _turns(http, server, texts, TURNS) | await _crowd(http, server, texts)
 
 
 async def _say(http: httpx.AsyncClient, server: Server, messages: Sequence[Message]) -> Answer:
@@ -62,15 +64,15 @@ async def _say(http: httpx.AsyncClient, server: Server, messages: Sequence[Messa
     return await ask(http, server, messages, ANSWER_TOKENS, tools=TOOLS, enable_thinking=True)
 
 
-async def _turns(http: httpx.AsyncClient, server: Server, texts: Texts) -> dict[str, float]:
+async def _turns(http: httpx.AsyncClient, server: Server, texts: Texts, turns: int) -> dict[str, float]:
     """Run a conversation, then some of its prompts behind other first words, and so without reuse."""
     prompts = [opening(texts(SYSTEM_TOKENS), texts(QUESTION_TOKENS))]
     answers = [await _say(http, server, prompts[0])]
-    while len(answers) < TURNS:
+    while len(answers) < turns:
         prompts.append(grown(prompts[-1], answers[-1].text, texts(CALL_TOKENS), texts(RESULT_TOKENS)))
         answers.append(await _say(http, server, prompts[-1]))
     # At the end: between the turns these would evict the conversation from the cache.
-    repeated = range(1, TURNS, COLD_EVERY)
+    repeated = range(1, turns, COLD_EVERY)
     cold = [await _say(http, server, estranged(prompts[turn], texts(OTHER_WORDS))) for turn in repeated]
     found = {
         "cold": 1000 * statistics.median(answer.first_s for answer in cold),
