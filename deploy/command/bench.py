@@ -43,7 +43,9 @@ def bench(
         int | None, typer.Option(min=1, help="Requests per run (default: twice --concurrency, at least 8).")
     ] = None,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Approximate tokens per prompt.")] = 128,
-    shared_tokens: Annotated[int, typer.Option(min=0, help="Prompt tokens shared by all prompts.")] = 0,
+    shared_tokens: Annotated[
+        int, typer.Option(min=0, help="Those of them that all prompts share, as a system message.")
+    ] = 0,
     answer_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens per answer.")] = 64,
     rounds: Annotated[int, typer.Option(min=1, help="Repetitions of each run.")] = 3,
     seed: Annotated[str | None, typer.Option(help="Seed of the prompts (default: random).")] = None,
@@ -71,6 +73,8 @@ def bench(
     if share is not None:
         _share(share, url, model, host, port, config)
         return
+    if shared_tokens >= prompt_tokens:
+        raise typer.BadParameter("--shared-tokens are a part of --prompt-tokens, and must be fewer")
     shape, progress = PromptShape(prompt_tokens, shared_tokens), Console(stderr=True)
     counts = [None] if rate is not None else _numbers(concurrency)
     loads = [
@@ -132,7 +136,9 @@ def _share(
             raise TargetError("--share describes this machine, so the server must run on it")
         target = Target(address, model or asyncio.run(first_model(address, key)), key)
         seed, tell = secrets.token_hex(4), Console(stderr=True).print
-        results = asyncio.run(runner.measure({"": target}, figures.LOADS, figures.ROUNDS, seed, tell))
+        results = asyncio.run(
+            runner.measure({target.model: target}, figures.LOADS, figures.ROUNDS, seed, tell)
+        )
         if errors := figures.errors(results):
             raise TargetError(f"no figures, because requests failed: {', '.join(errors)}")
         with http.open_client(Endpoint(address, *([key] if key else []))) as client:

@@ -88,10 +88,12 @@ async def stream(http: httpx.AsyncClient, body: Mapping[str, Any], sample: Sampl
         sample.error = "cut off"
 
 
-async def ask(http: httpx.AsyncClient, target: Target, text: str, max_tokens: int) -> Sample:
+async def ask(
+    http: httpx.AsyncClient, target: Target, prompt: str | Sequence[Mapping[str, Any]], max_tokens: int
+) -> Sample:
     """Send a request of exactly `max_tokens` tokens, if the server supports `ignore_eos`. Errors are recorded
     in the sample."""
-    body = {"model": target.model, **chat_body(text, max_tokens), "ignore_eos": True}
+    body = {"model": target.model, **chat_body(prompt, max_tokens), "ignore_eos": True}
     sample = Sample(sent_at=time.perf_counter())
     try:
         await stream(http, body, sample)

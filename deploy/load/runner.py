@@ -23,6 +23,8 @@ SCALE_WORDS = (20, 220)
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+Prompt = Sequence[Mapping[str, str]]
+"""The messages of a prompt."""
 Tell = Callable[[str], None]
 """Called with a description of the current measurement."""
 
@@ -59,17 +61,21 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class PromptShape:
-    """Length of a prompt in tokens. `shared`: the part of `prompt` that is equal in all prompts of a run."""
+    """Length of a prompt in tokens. `shared`: the part of `prompt` that all prompts of a run have in common,
+    as their system message."""
 
     prompt: int
     shared: int = 0
 
 
-def prompt_text(shape: PromptShape, scale: Scale, seed: str, number: int = 0) -> str:
-    """Return a prompt. `seed`: that of the run and of its shared prefix; `number`: that of this prompt."""
+def prompt(shape: PromptShape, scale: Scale, seed: str, number: int = 0) -> Prompt:
+    """Return the messages of a prompt. `seed`: that of the run and of what is shared; `number`: that of this
+    prompt."""
     total = scale.words(shape.prompt)
     shared = min(total - 1, round(shape.shared / scale.per_word)) if shape.shared else 0
-    return " ".join([*_drawn(shared, seed), *_drawn(total - shared, f"{seed} {number}")])
+    own = {"role": "user", "content": " ".join(_drawn(total - shared, f"{seed} {number}"))}
+    # A recurrent model can go on only from where a message ends.
+    return [{"role": "system", "content": " ".join(_drawn(shared, seed))}, own] if shared else [own]
 
 
 def _drawn(count: int, seed: str) -> list[str]:
@@ -97,9 +103,7 @@ async def scale_of(target: Target) -> Scale:
     counted: list[int] = []
     async with connected(target) as http:
         for words in SCALE_WORDS:
-            sample = await ask(
-                http, target, prompt_text(PromptShape(words), Scale(0.0, 1.0), f"scale {words}"), 4
-            )
+            sample = await ask(http, target, prompt(PromptShape(words), Scale(0.0, 1.0), f"scale {words}"), 4)
             if sample.error:
                 raise TargetError(f"{target.url} failed for model {target.model}: {sample.error}")
             counted.append(sample.prompt_tokens)
@@ -108,12 +112,12 @@ async def scale_of(target: Target) -> Scale:
 
 async def run(target: Target, load: Load, scale: Scale, seed: str) -> list[Sample]:
     """Run all requests of a load. `seed`: that of their words and arrival times."""
-    texts = [prompt_text(load.shape, scale, seed, number) for number in range(load.requests)]
+    prompts = [prompt(load.shape, scale, seed, number) for number in range(load.requests)]
     async with connected(target) as http:
         if load.rate is not None:
-            return await _arriving(http, target, load, texts, arrivals(load.requests, load.rate, seed))
+            return await _arriving(http, target, load, prompts, arrivals(load.requests, load.rate, seed))
         return await closed_loop(
-            texts, lambda text: ask(http, target, text, load.answer_tokens), load.concurrency or 1
+            prompts, lambda each: ask(http, target, each, load.answer_tokens), load.concurrency or 1
         )
 
 
@@ -135,18 +139,18 @@ async def closed_loop(
 
 
 async def _arriving(
-    http: httpx.AsyncClient, target: Target, load: Load, texts: Sequence[str], moments: Sequence[float]
+    http: httpx.AsyncClient, target: Target, load: Load, prompts: Sequence[Prompt], moments: Sequence[float]
 ) -> list[Sample]:
     loop = asyncio.get_running_loop()
     began = loop.time()
 
-    async def arrive(moment: float, words: str) -> Sample:
+    async def arrive(moment: float, messages: Prompt) -> Sample:
         await asyncio.sleep(max(0.0, began + moment - loop.time()))
-        return await ask(http, target, words, load.answer_tokens)
+        return await ask(http, target, messages, load.answer_tokens)
 
     async with asyncio.TaskGroup() as group:
         tasks = [
-            group.create_task(arrive(moment, words)) for moment, words in zip(moments, texts, strict=True)
+            group.create_task(arrive(moment, each)) for moment, each in zip(moments, prompts, strict=True)
         ]
     return [task.result() for task in tasks]
 
@@ -169,7 +173,7 @@ async def measure(
         for number in range(rounds):
             names = list(sides)[:: -1 if number % 2 else 1]
             for name in names:
-                tell(f"{load.name}, round {number + 1} of {rounds}, {name}")
+                tell(f"{load.name}, {load.shape.prompt} tokens, round {number + 1} of {rounds}, {name}")
                 # Different prompts in every round, load and side, so that no prefix is cached, not even if
                 # two sides are two models of one server.
                 words = f"{seed} {place} {number} {name}"

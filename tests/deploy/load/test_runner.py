@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from deploy.load import figures, runner
 from deploy.load.client import Target, TargetError
 from deploy.load.report import document, ratios, table
-from deploy.load.runner import Load, PromptShape, Scale, prompt_text
+from deploy.load.runner import Load, PromptShape, Scale, prompt
 from deploy.load.samples import Sample, summarize
 
 TARGET = Target("http://played", "m")
@@ -34,7 +34,7 @@ class Endpoint:
 
     async def __call__(self, request: httpx.Request) -> httpx.Response:
         body = json.loads(request.read())
-        self.asked.append(body["messages"][0]["content"])
+        self.asked.append(" ".join(message["content"] for message in body["messages"]))
         self.under_way += 1
         self.most = max(self.most, self.under_way)
         await asyncio.sleep(0.001)
@@ -85,17 +85,21 @@ def test_sides_take_turns_and_share_no_prompt(endpoint: Endpoint) -> None:
     assert (first["requests"], first["errors"], first["tokens"], first["gap_s"]["count"]) == (2, {}, 4, 2)
 
 
+def _words(shape: PromptShape, scale: Scale, seed: str, number: int = 0) -> list[str]:
+    return " ".join(message["content"] for message in prompt(shape, scale, seed, number)).split()
+
+
 @settings(max_examples=30)
 @given(scales, st.integers(2, 400), st.integers(0, 500))
-def test_prompts_share_as_much_as_they_shall_and_then_differ(scale: Scale, prompt: int, shared: int) -> None:
-    one, other = (prompt_text(PromptShape(prompt, shared), scale, "run", number).split() for number in (0, 1))
-    assert len(one) == len(other) == scale.words(prompt)
-    alike = min(scale.words(prompt) - 1, round(shared / scale.per_word)) if shared else 0
+def test_prompts_share_as_much_as_they_shall_and_then_differ(scale: Scale, length: int, shared: int) -> None:
+    one, other = (_words(PromptShape(length, shared), scale, "run", number) for number in (0, 1))
+    assert len(one) == len(other) == scale.words(length)
+    alike = min(scale.words(length) - 1, round(shared / scale.per_word)) if shared else 0
     assert one[:alike] == other[:alike]
     if len(one) - alike > 20:
         assert one[alike:] != other[alike:]
     if len(one) > 20:
-        assert prompt_text(PromptShape(prompt, shared), scale, "another run").split() != one
+        assert _words(PromptShape(length, shared), scale, "another run") != one
 
 
 def answered(sent_at: float, *pieces: float, tokens: int = 0) -> Sample:
