@@ -27,14 +27,14 @@ from broker.dispatch.routing import Routing
 from broker.middleware.auth import ApiKeys
 from broker.middleware.limits import KeyConcurrency
 from broker.middleware.media_memory import MediaMemory
-from broker.server.server import ListenError, Server, check_exposure, open_listeners, server_config, url
+from broker.server.server import ListenError, Server, open_listeners, server_config, url
 from broker.state import Fetch, GatewayState, journal_at
 from broker.transport.keep_awake import SleepInhibitor, program
 from broker.transport.router import RouterLink
 from broker.transport.supervisor_client import SupervisorClient
 from protocol import lifeline, sockets
 from protocol.common import gc_heap, logs
-from protocol.common.api_keys import KeysError
+from protocol.common.api_keys import KeysError, check_exposure
 from protocol.common.state_folder import batch_folder, journal_file
 from protocol.messages import new_incarnation
 from protocol.server_lock import OwnedError, ServerLock
@@ -185,7 +185,8 @@ def main(network: Network | None = None) -> int:
     try:
         listeners = open_listeners(configured.host, configured.port, os.environ, os.getpid())
         api_keys_store = ApiKeys(configured.api_keys, configured.api_keys_file)
-        check_exposure(listeners, api_keys_store, configured.insecure_no_keys)
+        if not api_keys_store.required and not configured.insecure_no_keys:
+            check_exposure(listener.getsockname()[0] for listener in listeners)
     except (ListenError, KeysError, OSError) as error:
         settings.exit_with("gateway", error)
     try:

@@ -9,9 +9,8 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping
 from dataclasses import replace
-from ipaddress import ip_address
 from types import FrameType
 from typing import cast
 
@@ -20,9 +19,7 @@ from starlette.types import ASGIApp
 
 from broker.dispatch.dispatcher import Dispatcher
 from broker.dispatch.traffic import HttpCounters
-from broker.middleware.auth import ApiKeys
 from broker.server.connection import Connection, ConnectionLimits, available_connections, connection_type
-from protocol.common.api_keys import KeysError
 from protocol.common.listening import BACKLOG, adopted, inherited, listen
 from protocol.settings.gateway import GatewaySettings
 
@@ -118,19 +115,6 @@ def take_over(environ: MutableMapping[str, str], pid: int) -> list[socket.socket
     if variables["LISTEN_PID"] != str(pid):  # unset, or meant for a parent process
         return []
     return [adopted(FIRST_HANDED_OVER + number) for number in range(int(variables["LISTEN_FDS"]))]
-
-
-def check_exposure(
-    listeners: Sequence[socket.socket], api_keys_store: ApiKeys, insecure_no_keys: bool
-) -> None:
-    """Raise `KeysError` if other machines can connect and no API key is required."""
-    hosts = [listener.getsockname()[0] for listener in listeners]
-    exposed = [host for host in hosts if not ip_address(host).is_loopback]
-    if exposed and not api_keys_store.required and not insecure_no_keys:
-        raise KeysError(
-            f"{exposed[0]} is reachable from other machines and there are no API keys: set --api-keys-file "
-            "(or ROUNDHOUSE_API_KEYS), listen on 127.0.0.1, or pass --insecure-no-keys"
-        )
 
 
 def url(listener: socket.socket) -> str:

@@ -20,8 +20,9 @@ def install(
     """Start gateway and worker at login and keep them running. Accepts the flags of roundhouse serve."""
     from deploy.units import jobs, service
     from deploy.units.manager import ServiceError
+    from protocol.common.api_keys import KeysError
 
-    with exit_on_errors(service.PROGRAM, ServiceError):
+    with exit_on_errors(service.PROGRAM, ServiceError, KeysError):
         manager = service.manager_here(user)
         with manager.acting():
             wanted = jobs.read(context.args, os.environ)

@@ -19,7 +19,8 @@ from deploy.units import worker_with_spare
 from deploy.units.worker_with_spare import JobSettings
 from protocol import lifeline, sockets
 from protocol.adapters import split_setting
-from protocol.common.model_folder import folder_of
+from protocol.common.api_keys import check_exposure
+from protocol.common.model_folder import POCKET, folder_of
 from protocol.settings.gateway import GatewaySettings
 from protocol.settings.reader import CONFIG_FLAG, SettingsError, flags, parse_flags
 from protocol.settings.worker import WorkerSettings
@@ -46,15 +47,19 @@ class Job:
 
 
 def read(argv: Sequence[str], environ: Mapping[str, str]) -> list[Job]:
-    """Return the jobs for the flags of `serve`. Raises `SettingsError`, `EndpointError` or `OSError`."""
+    """Return the jobs for the flags of `serve`. Raises `SettingsError`, `EndpointError`, `KeysError`
+    or `OSError`."""
     argv, environ = absolute_flags(argv), absolute_variables(environ)
     resolved = resolve(argv, environ)
     check_file(resolved)
+    gateway = resolved.gateway
+    if not (gateway.api_keys or gateway.api_keys_file or gateway.insecure_no_keys):
+        check_exposure([_address(gateway)[0]])
     [model, *others] = resolved.models
     # A service manager cannot decide which models run, or switch to fallbacks.
     if others or model.replicas > 1 or model.fallback:
         return [_job_of_serve(argv, environ, resolved)]
-    gateway, worker = resolved.gateway, resolved.workers[model.name][0]
+    worker = resolved.workers[model.name][0]
     found = Job(
         name="worker",
         argv=[*python_module("worker"), *flags_of(resolved.for_workers[model.name], resolved.config)],
@@ -220,7 +225,7 @@ def _named_model(word: str) -> str:
 
 def _model(word: str) -> str:
     """Return a folder as an absolute path, and anything else, such as an id, as it is."""
-    return _path(word) if word and folder_of(word).exists() else word
+    return _path(word) if word not in ("", POCKET) and folder_of(word).exists() else word
 
 
 def _plan(word: str) -> str:

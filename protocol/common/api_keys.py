@@ -13,7 +13,9 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 
 HASHED = "sha256:"
 KEY_PREFIX = "rh-"
@@ -28,6 +30,16 @@ _ID_CHARS = 8
 
 class KeysError(ValueError):
     """Raised for invalid API keys; the message does not contain them."""
+
+
+def check_exposure(hosts: Iterable[str]) -> None:
+    """Raise `KeysError` if other machines can connect to one of the numeric addresses, where no API key is
+    required."""
+    if exposed := [host for host in hosts if not ip_address(host).is_loopback]:
+        raise KeysError(
+            f"{exposed[0]} is reachable from other machines and there are no API keys: set --api-keys-file "
+            "(or ROUNDHOUSE_API_KEYS), listen on 127.0.0.1, or pass --insecure-no-keys"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from deploy.units.manager import COMMAND_S_MAX, ServiceError, Status
 from deploy.units.systemd import Systemd, service_unit
 from deploy.units.systemd import read_status as read_systemd
 from protocol import lifeline
+from protocol.common.api_keys import KeysError
 from protocol.settings.reader import SettingsError
 from tests.deploy.conftest import config
 from tests.deploy.units.agents import Agents
@@ -402,6 +403,14 @@ def test_api_keys_are_the_gateways_alone_and_on_no_command_line(environ: dict[st
     assert not any("very-secret" in word for job in (gateway, worker) for word in job.argv)
 
 
+def test_what_serve_refuses_is_not_installed(environ: dict[str, str]) -> None:
+    for argv in (["--host=0.0.0.0"], ["--host=0.0.0.0", "--model=org/a", "--model=org/b"]):
+        with pytest.raises(KeysError, match="there are no API keys"):
+            jobs.read(argv, environ)
+    assert jobs.read(["--host=0.0.0.0", "--insecure-no-keys"], environ)
+    assert jobs.read(["--host=0.0.0.0"], environ | {"ROUNDHOUSE_API_KEYS": "rh-1"})
+
+
 def test_several_models_are_one_job_that_decides_who_runs(environ: dict[str, str], tmp_path: Path) -> None:
     argv = ["--model=org/a", "--model=b=org/b", "--memory-budget=1GiB"]
     [job] = jobs.read(argv, environ | {"ROUNDHOUSE_API_KEYS": "rh-1", "HOME": "/x"})
@@ -425,10 +434,19 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_paths_given_relative_are_absolute_in_the_flags_of_a_job(elsewhere: Path) -> None:
-    given = ["--model", "name=model", "--model=org/id", "--api-keys-file=keys", "--fallback", "model@hosts"]
+    given = [
+        "--model",
+        "name=model",
+        "--model=org/id",
+        "--model=pocket",
+        "--api-keys-file=keys",
+        "--fallback",
+        "model@hosts",
+    ]
     assert absolute_flags([*given, "--config", "c.toml", "--no-keep-awake", "--prot=1"]) == [
         f"--model=name={elsewhere}/model",
         "--model=org/id",
+        "--model=pocket",
         f"--api-keys-file={elsewhere}/keys",
         f"--fallback={elsewhere}/model@{elsewhere}/hosts",
         f"--config={elsewhere}/c.toml",
