@@ -35,7 +35,7 @@ OF_COMMANDS = {
     "--max-concurrent", "--concurrency",
     "--prompt-tokens", "--shared-tokens", "--compare", "--rounds", "--rate", "--requests", "--no-keep-awake",
     # of other programs
-    "--auth-type", "--branch", "--excludes", "--from", "--hf-path", "--user",
+    "--install", "--auth-type", "--branch", "--excludes", "--from", "--hf-path", "--user",
     "--over", "--auto-setup", "--output-hostfile", "--hostfile",
 }  # fmt: skip
 
