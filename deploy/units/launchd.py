@@ -234,25 +234,20 @@ def for_this_user(user: str | None) -> Launchd:
 @contextlib.contextmanager
 def acting_as(user: pwd.struct_passwd) -> Iterator[None]:
     """Be another user, with their home: root only. What is read or created inside is read or created by
-    them."""
-    before = (os.geteuid(), os.getegid(), os.getgroups(), dict(os.environ))
+    them; root's further groups stay, of which macOS cannot always set as many as there are."""
+    uid, gid, environ = os.geteuid(), os.getegid(), dict(os.environ)
     for name in _MEETING_VARIABLES:
         os.environ.pop(name, None)
     os.environ["HOME"] = user.pw_dir
-    is_root = os.geteuid() == 0
-    if is_root:
-        os.initgroups(user.pw_name, user.pw_gid)
-        os.setegid(user.pw_gid)
+    os.setegid(user.pw_gid)
     os.seteuid(user.pw_uid)
     try:
         yield
     finally:
-        os.seteuid(before[0])
-        if is_root:
-            os.setegid(before[1])
-            os.setgroups(before[2])
+        os.seteuid(uid)
+        os.setegid(gid)
         os.environ.clear()
-        os.environ.update(before[3])
+        os.environ.update(environ)
 
 
 def read_status(name: str, printed: str | None) -> Status:

@@ -130,11 +130,11 @@ def test_settings_of_daemons_are_read_as_their_user(monkeypatch: pytest.MonkeyPa
             Path(folder).chmod(0o755)
             user = pwd.struct_passwd((*pwd.getpwnam("nobody")[:5], *user[5:]))
             os.chown(user.pw_dir, user.pw_uid, user.pw_gid)
-        before = (os.geteuid(), os.getegid(), os.getgroups(), Path.home())
+        before = (os.geteuid(), os.getegid(), Path.home())
         with launchd.acting_as(user):
             assert sockets.runtime_directory().is_relative_to(user.pw_dir)
             assert os.geteuid() == sockets.runtime_directory().stat().st_uid == user.pw_uid
-        assert (os.geteuid(), os.getegid(), os.getgroups(), Path.home()) == before
+        assert (os.geteuid(), os.getegid(), Path.home()) == before
         monkeypatch.setattr("deploy.units.launchd.SOURCE_FOLDER", Path(folder) / "none")
         with (
             pytest.raises(ServiceError, match="install Roundhouse in a folder that all can read"),
