@@ -81,7 +81,7 @@ class Wants:
     * `splits_contents`: contents are lists of parts, also of text alone.
     * `joins_system`: there is no system role; its text comes before that of the first user.
     * `inserts_user`: a conversation needs a user's message at its beginning (`first`) or anywhere (`any`).
-    * `between`: text of an answer that is put between a tool's result and the next user message.
+    * `between`: text of an answer that is put before a user message behind a tool's result or another one.
     * `writes_calls`: there are no calls; they and their results become text.
     * `splits_calls`: an answer has one call at most.
     * `text_arguments`: a call's arguments are JSON text, not an object.
@@ -392,10 +392,12 @@ def _split_calls(messages: Messages) -> Iterator[Message]:
 def _answer_results(messages: Messages, text: str) -> Iterator[Message]:
     before = None
     for message in messages:
-        if before == "tool" and message.get("role") == "user":
+        role = message.get("role")
+        if before in ("tool", "user") and role == "user":
             yield {"role": "assistant", "content": text}
         yield message
-        before = message.get("role")
+        if role != "system":  # such templates count the others only
+            before = role
 
 
 def _lay_out_one(message: Message, wants: Wants) -> Message:

@@ -178,6 +178,13 @@ def test_parts_are_joined_as_texts_are() -> None:
     assert alone == [user("Be terse.")]
 
 
+def test_a_system_message_between_does_not_hide_that_a_turn_is_missing() -> None:
+    late = user("The date has changed.", "system")
+    for before in (result(0, "aborted"), user("First.")):
+        laid = lay_out([before, late, user("And now?")], Wants(between=""))
+        assert [each["role"] for each in laid] == [before["role"], "system", "assistant", "user"]
+
+
 def test_of_several_calls_each_has_a_message_where_a_template_takes_one(tmp_path: Path) -> None:
     both = calls('{"command": "ls"}', '{"command": "pwd"}')
     in_order = [user("list"), both, result(0, "two files"), result(1, "/home")]
