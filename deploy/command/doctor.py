@@ -50,6 +50,8 @@ def doctor(
     from protocol.hosts import HostsError, read
 
     machine = None
+    if report is not None and hosts is not None:
+        raise typer.BadParameter("--report is of this machine, and --hosts checks others")
     with exit_on_errors("roundhouse doctor", HostsError):
         if hosts is None:
             found = resolve_gateway(flags_of(host, port, None), os.environ)
@@ -79,7 +81,7 @@ def doctor(
         document = {
             "object": "doctor",
             **reports.of_machine(machine),
-            "findings": reports.of_findings(findings),
+            "findings": reports.of_findings(findings, str(Path.home())),
         }
         if passes is not None:
             document["passes"] = reports.of_passes(model, passes)

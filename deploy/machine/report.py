@@ -31,10 +31,11 @@ def of_machine(facts: MachineFacts) -> dict[str, Any]:
     }
 
 
-def of_findings(findings: Sequence[Finding]) -> list[dict[str, str]]:
-    """Return verdict and text of each finding but those that name folders."""
+def of_findings(findings: Sequence[Finding], home: str) -> list[dict[str, str]]:
+    """Return verdict and text of each finding but those that name folders. Errors may name the user's `home`
+    too, which becomes `~`."""
     return [
-        {"verdict": found.verdict.value, "about": found.about, "text": found.text}
+        {"verdict": found.verdict.value, "about": found.about, "text": found.text.replace(home, "~")}
         for found in findings
         if found.about not in _WITH_PATHS
     ]
@@ -46,7 +47,7 @@ def of_passes(model: str, found: ModelReport) -> dict[str, Any]:
 
 
 def of_server(model: str, status: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a served model's facts of `GET /v1/status`. Empty: the server has none."""
+    """Return a served model's name, and its facts of `GET /v1/status` if there are any."""
     for worker in status.get("workers", []):
         if worker["model"] == model:
             facts = ("parameters", "context_length", "cache_bytes_max", "start_s", "plan", "memory")

@@ -20,7 +20,7 @@ REMOVED = {
 }
 """Settings of earlier versions, each with what to use instead."""
 
-ELSEWHERE = {
+FOREIGN = {
     **dict.fromkeys(("max_model_len", "num_ctx"), "nothing: the context is what fits into the memory"),
     **dict.fromkeys(("max_num_seqs", "decode_concurrency"), "--max-running"),
     "max_num_batched_tokens": "nothing: chosen by what the machine does in time",
@@ -58,7 +58,7 @@ def setting_hint(name: str, known: Iterable[str]) -> str:
     plain = name.removeprefix("--").replace("-", "_")
     if instead := REMOVED.get(plain):
         return f"; it was removed: {instead}"
-    if instead := ELSEWHERE.get(plain):
+    if instead := FOREIGN.get(plain):
         return f"; another server's, here {instead}"
     return closest_match(name, known)
 

@@ -12,10 +12,13 @@ from typing import Any
 
 import psutil
 import pytest
+from typer.testing import CliRunner
 
+from deploy.command.cli import app
 from deploy.machine import facts as facts_module
 from deploy.machine.doctor import Finding, Verdict, examine
 from deploy.machine.facts import MachineFacts, MachineMemory, listening_process
+from deploy.machine.report import of_findings
 from tests.ports import free_port
 
 GB = 10**9
@@ -113,6 +116,15 @@ def test_this_machine_can_be_looked_at(tmp_path: Path) -> None:
     assert {"MLX", "memory"} <= {finding["about"] for finding in report["findings"]}
     private = {str(Path.home()), str(tmp_path), socket.gethostname()}
     assert [word for word in private if word in written] == []
+
+
+def test_a_report_names_no_home_and_is_of_one_machine() -> None:
+    error = "dlopen(/people/ada/env/libmlx.dylib): no such file"
+    written = of_findings(findings(mlx="", mlx_error=error, cache="/people/ada/hub"), "/people/ada")
+    assert "ada" not in str(written)
+    assert any("dlopen(~/env/" in each["text"] for each in written)
+    asked = CliRunner().invoke(app, ["doctor", "--hosts=hosts.json", "--report=-"])
+    assert (asked.exit_code, "of this machine" in asked.stderr) == (2, True)
 
 
 def test_an_mlx_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
